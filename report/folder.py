@@ -7,14 +7,14 @@ less than the rows or metrics beside it, the run is summed up from these.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from agents import find
 from config.errors import UserError
-from config.files import settings_in
-from config.foreign import from_json
+from config.files import SETTINGS, settings_in
+from config.foreign import read_json
 from config.gone import is_gone
 from config.locks import is_written
 from config.terminal import console, next_step, say
@@ -47,10 +47,12 @@ def read_run(folder: Path, running: bool | None = None) -> Run:
 
     running: whether it goes on; None: if it has a writer.
     """
-    path = folder / "config.yaml"
-    config = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    settings = settings_of(config)
-    rows, stored = read_rows(folder / "rows.jsonl"), stored_summary(folder / "summary.json")
+    path, config = folder / "config.yaml", ""
+    if path.exists():
+        with path.open(encoding="utf-8", errors="replace") as file:
+            config = file.read(SETTINGS + 1)
+    settings, rows = settings_of(config), read_rows(folder / "rows.jsonl")
+    stored = stored_summary(folder / "summary.json")
     if "eval" in settings:
         # each part had a file of rows of its own
         is_gone("part", settings["eval"].get("part", ""), f"{path}: eval")
@@ -59,25 +61,25 @@ def read_run(folder: Path, running: bool | None = None) -> Run:
         summary, how_far = _of_training(folder, stored, settings)
     # absent from the summary of a training
     summary = {"metric": "reward", "paired": []} | summary
-    records, first = transcripts(folder, summary), []
+    run = Run(folder, summary, config=config)
+    run.records = transcripts(folder, summary)
     if not summary["cells"]:
-        records += map(thin, step_records(folder, last=True))
-        first = [*map(thin, step_records(folder))]
+        run.records += map(thin, step_records(folder, last=True))
+        run.first += map(thin, step_records(folder))
     running = is_written(folder) if running is None else running
-    status = f"{'Running' if running else 'Stopped'}: {how_far}." if how_far else ""
-    kind = "Evaluation " if "eval" in settings else ""
-    if not summary["cells"] and {"grpo", "sft"} & settings.keys():
-        kind = "Training "
-    shown = latest([row for row in rows if row["settings"] in summary.get("settings", ())])
-    return Run(folder, summary, shown, records, first, config, status, kind + folder.resolve().name)
+    run.status = f"{'Running' if running else 'Stopped'}: {how_far}." if how_far else ""
+    run.rows = latest([row for row in rows if row["settings"] in summary.get("settings", ())])
+    training = not summary["cells"] and settings.keys() & {"grpo", "sft"}
+    kind = "Evaluation " if "eval" in settings else "Training " if training else ""
+    run.title = kind + folder.resolve().name
+    return run
 
 
 def settings_of(config: str) -> dict:
     """Return the sections of config.yaml from its text; {} if it is none."""
-    try:
+    sections = {}
+    with suppress(ValueError):
         sections = settings_in(config)
-    except ValueError:
-        return {}
     found = sections.items() if isinstance(sections, dict) else ()
     return {name: values for name, values in found if isinstance(values, dict)}
 
@@ -87,8 +89,6 @@ def reading(path: Path) -> Iterator[None]:
     """Name the file that cannot be read."""
     try:
         yield
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is damaged or of another kind: {error!r}.") from error
 
@@ -98,7 +98,7 @@ def stored_summary(path: Path) -> dict | None:
     if not path.exists():
         return None
     with reading(path):
-        summary = from_json(path.read_bytes())
+        summary = read_json(path)
         summary["unit"], [*map(Cell.from_row, summary["cells"])]  # KeyError if it is no summary
     return summary
 
@@ -106,9 +106,9 @@ def stored_summary(path: Path) -> dict | None:
 def _of_training(folder: Path, summary: dict | None, settings: dict) -> tuple[dict, str]:
     """Return the summary of a training, and how far it has come if it is not finished."""
     steps = whole_rows(folder / "metrics.csv")
-    section = next((name for name in ("grpo", "sft") if name in settings), "")
+    section = settings.get("grpo", settings.get("sft", {}))
     with reading(folder / "config.yaml"):
-        wanted = int(settings[section].get("steps", 0)) if section else 0
+        wanted = int(section.get("steps", 0))
     if summary is None and not (steps or section):
         raise UserError(
             f"{folder} holds no run: there is neither summary.json nor a config.yaml of one."
@@ -125,10 +125,7 @@ def _of_training(folder: Path, summary: dict | None, settings: dict) -> tuple[di
 
 def _of_evaluation(summary: dict | None, rows: Sequence[dict], settings: dict) -> tuple[dict, str]:
     """Return the summary of an evaluation, and how far it has come if it is not finished: where
-    rows have been written since the summary, of other cells or of more questions.
-
-    settings: of eval.
-    """
+    rows have been written since the summary, of other cells or of more questions."""
     questions: dict[Cell, set] = {}
     for row in rows:
         questions.setdefault(Cell.from_row(row), set()).add((row["id"], row["task"]))
@@ -156,8 +153,7 @@ def transcripts(folder: Path, summary: dict) -> list[dict]:
 
 
 def tell(folder: Path, summary: dict, rows: Sequence[dict]) -> None:
-    """Print the table of an evaluation that is over, how much of its readings was kept, and
-    warnings."""
+    """Print the table of an evaluation, how much of its readings was kept, and warnings."""
     console.print(table(summary, console.width))
     records = transcripts(folder, summary)
     say(f"Of {len(rows):,} readings {len(records):,} are kept whole, for `show` and the page.")
@@ -167,8 +163,7 @@ def tell(folder: Path, summary: dict, rows: Sequence[dict]) -> None:
 
 
 def show_next(folder: Path, wrong: bool = False) -> None:
-    """End a command with the one that shows what a run has read, if that was kept; wrong: some of
-    it was."""
+    """End a command with the one that shows what a run has read, if that was kept."""
     if any((folder / name).exists() for name in ("trajectories.jsonl.gz", "transcripts.jsonl")):
         why = "see what was wrong" if wrong else "see what was read"
         next_step(why, "show", folder, *["--wrong"] * wrong)

@@ -1,9 +1,4 @@
-"""Metrics of a training step, a line of metrics.csv: of its rollout, its turns, its time and GPU.
-
-Holds: `describe`, `describe_turns`, `times_of`, `Clock`, `PeakMemory`, `on_gpu`; the names of an
-update's metrics. Leaves out: the update (grpo.py), files (report/runlog.py).
-Exercise it: `python cli.py train --steps 3`. Read next: grpo.py.
-"""
+"""Metrics of a training step, a line of metrics.csv: its rollout, its turns, its time and GPU."""
 
 from __future__ import annotations
 
@@ -20,22 +15,30 @@ from memagent import Agent, Finish, Group, differ, place_of
 from models import ranks
 from models.plan import CARDS
 
-# metrics of an update; 0 in a step without signal, so that all lines of metrics.csv have the same
-# columns
+# of an update; 0 in a step without signal, so that all lines of metrics.csv have the same columns
 UPDATE_METRICS = (
     "loss", "ratio", "clipped", "mismatch_kl", "mismatch", "mismatch_mean", "kl", "grad_norm",
     "skipped_updates", "computed_tokens", "share_saved",
 )  # fmt: skip
+SHARES = {  # of a rollout: a sum -> what it is divided by
+    "groups_without_signal": "groups",
+    "failed": "trajectories",
+    "turns": "trajectories",
+    "memory_tokens": "updates",
+    "memory_cut": "updates",
+    "memory_empty": "updates",
+    "answer_empty": "answers",
+    "surprisal": "written_tokens",  # an estimate of the entropy
+}
+SUMS = ("faults", "documents_cut", "read_tokens", "written_tokens")
 
 
 def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, float]:
     """Describe a rollout over the groups of all ranks: shares and means, and sums of `counted`.
 
-    reward: the mean of the trajectories that have one, nan without any; unrewarded: the number of
-    the others, faults: of those of them that an engine or a server failed; documents_cut: of
-    trajectories that have read a part of their document. reward_se: the standard error of reward
-    over groups, which each have one task. groups, counted: of this rank. `UPDATE_METRICS` are set
-    to 0.
+    reward: the mean of the trajectories that have one, nan without any; reward_se: its standard
+    error over groups, which each have one task. faults: of those without a reward the ones that an
+    engine or a server failed. groups, counted: of this rank. `UPDATE_METRICS` are set to 0.
     """
     trajectories = [t for group in groups for t in group.sampled]
     rewarded = [[t.reward for t in group.trajectories] for group in groups]
@@ -71,31 +74,15 @@ def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, floa
             **counted,
         }
     )
-    each, update = n["trajectories"], max(1, n["updates"])
-    return (
-        {
-            "reward": n["reward"] / n["rewarded"] if n["rewarded"] else math.nan,
-            "reward_se": _standard_error(
-                n["group_means"], n["squared_means"], n["groups_rewarded"]
-            ),
-            "groups_without_signal": n["groups_without_signal"] / n["groups"],
-            "failed": n["failed"] / each,
-            "unrewarded": n["trajectories"] - n["rewarded"],
-            "faults": n["faults"],
-            "documents_cut": n["documents_cut"],
-            "turns": n["turns"] / each,
-            "memory_tokens": n["memory_tokens"] / update,
-            "memory_cut": n["memory_cut"] / update,
-            "memory_empty": n["memory_empty"] / update,
-            "answer_empty": n["answer_empty"] / max(1, n["answers"]),
-            "read_tokens": n["read_tokens"],
-            "written_tokens": n["written_tokens"],
-            # per sampled token: an estimate of the entropy
-            "surprisal": n["surprisal"] / max(1, n["written_tokens"]),
-        }
-        | dict.fromkeys(UPDATE_METRICS, 0.0)
-        | {name: n[name] for name in counted}
-    )
+    error = _standard_error(n["group_means"], n["squared_means"], n["groups_rewarded"])
+    return {
+        "reward": n["reward"] / n["rewarded"] if n["rewarded"] else math.nan,
+        "reward_se": error,
+        "unrewarded": n["trajectories"] - n["rewarded"],
+        **{name: n[name] / max(1, n[whole]) for name, whole in SHARES.items()},
+        **dict.fromkeys(UPDATE_METRICS, 0.0),
+        **{name: n[name] for name in (*SUMS, *counted)},
+    }
 
 
 def _standard_error(total: float, squares: float, n: float) -> float:
@@ -185,7 +172,6 @@ class PeakMemory:
         self.least_free = math.inf
 
     def look(self, device: torch.device) -> None:
-        """Sample the memory in use, if `device` is a GPU."""
         if device.type == "cuda":
             self.least_free = min(self.least_free, torch.cuda.mem_get_info(device)[0])
 

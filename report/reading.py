@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
-
-import psutil
 
 from agents.rewards import reward_of
 from config.errors import clip
@@ -22,17 +19,16 @@ from memagent import Agent, Finish, Trajectory, Turn
 from report.rows import Cell
 from rollout import Sampling
 
-# ---------------------------------------------------------------- while it reads
-
 EDGE = 32  # turns at either end of a trajectory whose sections a transcript keeps as text
+SECTION_CHARACTERS = 20_000  # of a section in a transcript
+# of what a row keeps as text, to be searched and shown
+WORDING_CHARACTERS, MEMORY_CHARACTERS = 500, 2000
 
 
-def resident_mib() -> float:
-    """Return the memory in use, in MiB: of this process and, on a GPU, reserved by torch."""
-    torch = sys.modules.get("torch")
-    on_gpu = torch and torch.cuda.is_initialized()
-    reserved = torch.cuda.memory_reserved() if on_gpu else 0
-    return (psutil.Process().memory_info().rss + reserved) / 2**20
+COUNTED = (  # fields of a row; cut: tokens of the document that the agent never read
+    "sections", "model_calls", "tokens_read", "tokens_written", "document_tokens", "cut",
+    "memory_cut", "memory_empty",
+)  # fmt: skip
 
 
 def begins(turn: Turn, section: str | None) -> bool:
@@ -48,53 +44,40 @@ class Reading:
 
     def __init__(self, task: Task, agent: Agent):
         self.task, self.agent = task, agent
-        self.counts: Counter[str] = Counter()  # of `Agent.count`
-        self.sections = self.tokens_read = self.tokens_written = self.document_tokens = 0
-        self.model_calls, self.section = 0, None  # the latest one
-        self.memory_cut = self.memory_empty = self.cut = 0
-        self.memory_tokens: list[int] = []  # after each section
+        self.section = None  # the latest one
         self.memory = ""  # the latest one
-        self.mib = resident_mib()
+        self.memory_tokens: list[int] = []  # after each section
+        self.counts: Counter[str] = Counter()  # of `Agent.count`
+        self.n = dict.fromkeys(COUNTED, 0)
 
     def add(self, turn: Turn) -> None:
         """Count a turn."""
-        prompt = turn.prompt
-        # asking the system every time would cost a tenth of a turn
-        if prompt.final or not self.sections % 16:
-            self.mib = max(self.mib, resident_mib())
+        prompt, n = turn.prompt, self.n
         counts = self.agent.count(self.task, turn)
         for name, value in counts.items():
             self.counts[name] += value
-        self.model_calls += prompt.given is None
-        self.tokens_read += len(turn.prompt_ids)
-        self.tokens_written += len(turn.response_ids)
-        self.cut = max(self.cut, prompt.cut)
-        if self.sections:
+        n["model_calls"] += prompt.given is None
+        n["tokens_read"] += len(turn.prompt_ids)
+        n["tokens_written"] += len(turn.response_ids)
+        n["document_tokens"] += len(getattr(prompt.section, "ids", ()))
+        n["cut"] = max(n["cut"], prompt.cut)
+        if n["sections"]:
             self.memory = prompt.memory
             if not prompt.frozen:  # a question to the untrained policy is shown what it needs
-                del self.memory_tokens[self.sections - 1 :]  # of a turn before, after this section
+                del self.memory_tokens[n["sections"] - 1 :]  # of a turn before, after this section
                 self.memory_tokens.append(len(getattr(prompt.memory, "ids", ())))
-        self.document_tokens += len(getattr(prompt.section, "ids", ()))
         if begins(turn, self.section):
-            self.sections, self.section = self.sections + 1, prompt.section
+            n["sections"] += 1
+            self.section = prompt.section
         if not (prompt.final or prompt.aside):
-            self.memory_cut += turn.finish is Finish.LENGTH or bool(counts.get("memory_capped"))
-            self.memory_empty += not strip_thinking(turn.response).strip()
+            n["memory_cut"] += turn.finish is Finish.LENGTH or bool(counts.get("memory_capped"))
+            n["memory_empty"] += not strip_thinking(turn.response).strip()
 
     def row(self) -> dict:
         """Return the fields of the trajectory's row that come from reading."""
-        return {
-            "sections": self.sections,
-            "model_calls": self.model_calls,
-            "tokens_read": self.tokens_read,
-            "tokens_written": self.tokens_written,
-            "document_tokens": self.document_tokens,  # read by the agent
-            "cut": self.cut,  # tokens of the document that it never read
-            "memory_cut": self.memory_cut,
-            "memory_empty": self.memory_empty,
-            "memory_tokens": round(fmean(self.memory_tokens), 2) if self.memory_tokens else 0.0,
-            "mib": round(self.mib),
-        } | ({"counts": dict(self.counts)} if self.counts else {})
+        memory_tokens = round(fmean(self.memory_tokens or [0]), 2)
+        counts = {"counts": dict(self.counts)} if self.counts else {}
+        return {**self.n, "memory_tokens": memory_tokens, **counts}
 
 
 def slim(turn: Turn, whole: bool = False, section: str = "") -> Turn:
@@ -103,29 +86,12 @@ def slim(turn: Turn, whole: bool = False, section: str = "") -> Turn:
     Memory, response and notes stay in the final turn and, if `whole`, in any. section: what of its
     section stays.
     """
-    keep = whole or turn.prompt.final
-    prompt = replace(
-        turn.prompt,
-        pieces=(),
-        section=str(section),  # without its token ids
-        memory=turn.prompt.memory if keep else "",
-        tools=(),
-        after=None,
-    )
-    return replace(
-        turn,
-        prompt=prompt,
-        prompt_ids=[],
-        response_ids=[],
-        logprobs=[],
-        response=turn.response if keep else "",
-        notes=turn.notes if keep else None,
-    )
-
-
-SECTION_CHARACTERS = 20_000  # of a section in a transcript
-# of what a row keeps as text, to be searched and shown
-WORDING_CHARACTERS, MEMORY_CHARACTERS = 500, 2000
+    ids = dict(prompt_ids=[], response_ids=[], logprobs=[])
+    # a section that is no plain text has its token ids
+    prompt = replace(turn.prompt, pieces=(), section=str(section), tools=(), after=None)
+    if whole or prompt.final:
+        return replace(turn, prompt=prompt, **ids)
+    return replace(turn, prompt=replace(prompt, memory=""), response="", notes=None, **ids)
 
 
 def thin(record: dict) -> dict:

@@ -1,9 +1,4 @@
-"""Trajectories as plain data, stored as JSON lines.
-
-Holds: `record`, `read_records`, `step_records`, `is_record`, `is_wrong`. Leaves out: how a record
-is shown (report/transcripts.py).
-Exercise it: `python cli.py show RUN`. Read next: report/transcripts.py.
-"""
+"""Trajectories as plain data, a line of JSON each; report/transcripts.py shows them."""
 
 from __future__ import annotations
 
@@ -13,9 +8,11 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
+from itertools import takewhile
 from pathlib import Path
+from typing import BinaryIO
 
-from config.errors import UserError
+from config.errors import UserError, first_line
 from config.foreign import from_json, unpacked
 from memagent import Agent, Finish, Trajectory, Turn
 
@@ -31,9 +28,8 @@ def record(
 ) -> dict:
     """Return a trajectory as JSON types: enough to show it, to quote it and to replay the loss.
 
-    agent: the one that ran; the record has its name, by which its turns are shown, the form of its
-    answers, and the memory that a last turn leaves which does not answer: it depends on settings,
-    and no later prompt shows it. step: of training. temperature: of sampling.
+    A last turn that does not answer leaves a memory which no later prompt shows: the agent tells
+    it.
     """
     task, turns = trajectory.task, [record_turn(turn) for turn in trajectory.turns]
     last = next((turn for turn in turns[::-1] if not turn.get("aside")), {"final": True})
@@ -58,7 +54,6 @@ def record(
 
 
 def record_turn(turn: Turn) -> dict:
-    """Return a turn as JSON types, with the agent's notes and rewards if it has any."""
     plain = {
         "final": turn.prompt.final,
         "section": turn.prompt.section,
@@ -81,7 +76,7 @@ def record_turn(turn: Turn) -> dict:
 
 # ---------------------------------------------------------------- reading them back
 
-# required fields: of a record, of its turns, and of the cell of an evaluation that it belongs to
+# required fields of a record, of its turns, and of the cell of its evaluation
 RECORD = {
     "id", "step", "sample", "question", "answers", "kind", "reward", "answer", "error", "turns",
 }  # fmt: skip
@@ -90,7 +85,6 @@ CELL = {"agent", "question", "temperature", "length"}
 
 
 def is_record(value: object) -> bool:
-    """Tell whether a JSON value has the fields of a record."""
     if not isinstance(value, dict) or not RECORD <= value.keys():
         return False
     turns = value["turns"]
@@ -99,16 +93,10 @@ def is_record(value: object) -> bool:
     )
 
 
-def is_graded(record: dict) -> bool:
-    """Tell whether a record's reward says how good it is; to what `ask` reads there is no right
-    answer."""
-    asked = not record["answers"] and record["step"] is None and "cell" not in record
-    return record["reward"] is not None and not asked
-
-
 def is_wrong(record: dict) -> bool:
-    """Tell whether nothing of a record's answer was right."""
-    return is_graded(record) and record["reward"] <= 0
+    """Tell whether nothing of a record's answer was right; what `ask` reads has no right answer."""
+    asked = not record["answers"] and record["step"] is None and "cell" not in record
+    return record["reward"] is not None and not asked and record["reward"] <= 0
 
 
 def read_records(path: Path) -> list[dict]:
@@ -117,83 +105,69 @@ def read_records(path: Path) -> list[dict]:
     A compressed file that breaks off gives the lines before the break. UserError for other damage.
     """
     if path.is_dir():
-        path = _file_in(path)
+        files = path / "trajectories.jsonl.gz", path / "transcripts.jsonl"
+        if not (there := [file for file in files if file.exists()]):
+            raise UserError(f"{path} has neither {files[0].name} nor {files[1].name}.")
+        path = there[0]
     records: list[dict] = []
     try:
         with path.open("rb") as file:
-            lines = unpacked(file, path) if path.suffix == ".gz" else file
-            for line in lines:
-                record = from_json(line)
-                if not is_record(record):
-                    raise UserError(f"{path}, line {len(records) + 1} is no reading.")
-                records.append(record)
-    except EOFError:  # the run is in progress or was killed
+            for line in unpacked(file, path):
+                records.append(from_json(line))
+                if not is_record(records[-1]):
+                    raise UserError(f"{path}, line {len(records)} is no reading.")
+    except EOFError:  # the run goes on, or was killed
         pass
-    except (OSError, UnicodeDecodeError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{path} cannot be read past line {len(records)}: {reason}.") from error
-    except ValueError as error:
-        raise UserError(f"{path}, line {len(records) + 1} cannot be read: {error}.") from error
+    except (OSError, ValueError, zlib.error) as error:
+        where = f"{path}, line {len(records) + 1}"
+        raise UserError(f"{where} cannot be read: {first_line(error)}.") from error
     return records
 
 
-def _file_in(folder: Path) -> Path:
-    """Return the file of records in a run's folder."""
-    for name in ("trajectories.jsonl.gz", "transcripts.jsonl"):
-        if (folder / name).exists():
-            return folder / name
-    raise UserError(f"{folder} has neither trajectories.jsonl.gz nor transcripts.jsonl.")
-
-
-# ---------------------------------------------------------------- parts of a long file
+# ---------------------------------------------------------------- the ends of a long file
 
 MEMBER = b"\x1f\x8b\x08\0\0\0\0\0"  # how a gzip member without a time begins
-BROKEN = (EOFError, OSError, ValueError, zlib.error)  # of a member that is torn, or is none
-LOOKED_AT = 200  # starts of gzip members that cannot be read, after which no other is looked for
+LOOKED_AT = 200  # members, counted from the end; a step has one of each rank
 
 
-def step_records(folder: Path, last: bool = False) -> Iterator[dict]:
-    """Yield the records of the first step of a training, or of the last one, that was recorded.
+def step_records(folder: Path, last: bool = False) -> list[dict]:
+    """Return the records of the first step of a training, or of the last one, that was recorded.
 
-    Only these are read, however many lie between: each step is some gzip members. A file that is
-    missing, empty or damaged gives what can be read.
+    Only these are read, however many lie between. A file that is missing, empty or damaged gives
+    what can be read.
     """
-    path, found = folder / "trajectories.jsonl.gz", []
-    if last:
-        for records in _backwards(path):
-            step = (found or records)[0]["step"]
-            found += [record for record in records if record["step"] == step]
-            if records[-1]["step"] != step:
-                break
-        yield from reversed(found)
-    elif path.exists():
-        with path.open("rb") as raw, suppress(*BROKEN):
-            step = None
-            for line in unpacked(raw, path):
-                record = from_json(line)
-                if not is_record(record) or step not in (None, record["step"]):
-                    return
-                step = record["step"]
-                yield record
-
-
-def _backwards(path: Path) -> Iterator[list[dict]]:
-    """Yield the records of each member of a file of gzip members, from its end, as far as they can
-    be read, the last one first.
-
-    What cannot be read, torn or the start of a member by chance, is passed over.
-    """
+    path = folder / "trajectories.jsonl.gz"
     if not path.exists() or not path.stat().st_size:
-        return
-    with path.open("rb") as raw, mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return []
+    with path.open("rb") as file:
+        return _last_step(file, path) if last else _first_step(file, path)
+
+
+def _first_step(file: BinaryIO, path: Path) -> list[dict]:
+    found: list[dict] = []
+    for record in _until_damage(file, path):
+        if found and record["step"] != found[0]["step"]:
+            break
+        found.append(record)
+    return found
+
+
+def _last_step(file: BinaryIO, path: Path) -> list[dict]:
+    found: list[dict] = []
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         at = end = len(data)
-        unread = 0
-        while unread < LOOKED_AT and (at := data.rfind(MEMBER, 0, at)) >= 0:
-            records = []
-            with suppress(*BROKEN):
-                records.extend(map(from_json, unpacked(io.BytesIO(data[at:end]), path)))
-            if records := [record for record in reversed(records) if is_record(record)]:
-                end, unread = at, 0
-                yield records
-            else:
-                unread += 1
+        for _ in range(LOOKED_AT):
+            if (at := data.rfind(MEMBER, 0, at)) < 0:
+                break
+            # nothing, where it is torn or looks like the start of a member by chance
+            if records := [*_until_damage(io.BytesIO(data[at:end]), path)]:
+                step, end = (found or records)[-1]["step"], at
+                found = [record for record in records if record["step"] == step] + found
+                if records[0]["step"] != step:
+                    break
+    return found
+
+
+def _until_damage(file: BinaryIO, path: Path) -> Iterator[dict]:
+    with suppress(EOFError, OSError, ValueError, zlib.error):
+        yield from takewhile(is_record, map(from_json, unpacked(file, path)))

@@ -36,30 +36,23 @@ from agents.find import STATE
 from config import stops
 from config.errors import UserError, clip
 from config.files import replacing, sync
-from config.foreign import from_json
+from config.foreign import read_json
 from config.terminal import say
 from memagent import Agent, Trajectory
-from models import ranks
-from models.checkpoints import (
-    best_step,
-    checkpoints,
-    load_checkpoint,
-    save_checkpoint,
-    validations,
-    write_validations,
-)
+from models import checkpoints, ranks
 from report.folder import reading
 from report.loggers import tagged
 from report.records import record
+from report.summary import write_text
 from report.training import AMISS, whole_rows
 from tasks import seen
 
 
 class TrajectoryWriter:
-    """Append to trajectories.jsonl.gz, in gzip members: it can be cut at any earlier `position`."""
+    """Append to trajectories.jsonl.gz, in gzip members: it can be cut at any earlier `position`, in
+    bytes, as it is at first. UserError: it is shorter."""
 
     def __init__(self, path: Path, position: int = 0):
-        """Open the file and cut it at `position`, in bytes. UserError: it is shorter."""
         self.path, self.position = path, position
         with path.open("a+b") as file:
             if (size := file.seek(0, 2)) < position:
@@ -79,16 +72,10 @@ class TrajectoryWriter:
 def packed(
     trajectories: Iterable[Trajectory], agent: Agent, step: int, temperature: float | None = None
 ) -> bytes:
-    """Return trajectories as lines of trajectories.jsonl.gz (`records.record`), one gzip member.
-
-    Members can be appended to a file and cut off again.
-    """
+    """Return trajectories as lines of trajectories.jsonl.gz (`records.record`), one gzip member."""
     records = (record(t, agent, step, temperature) for t in trajectories)
     text = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in records)
     return gzip.compress(text.encode(), 5, mtime=0)
-
-
-SUMMED = {"reward", "loss", "step_s", "read_tokens", "written_tokens"}  # columns, by `summary`
 
 
 class StepCSV(Logger):
@@ -111,32 +98,30 @@ class StepCSV(Logger):
         with reading(path):
             lines = csv.DictReader((whole + newline).splitlines())
             rows = [row for row in lines if int(row["step"]) < resumed_at]
-            for row in rows:  # now, and not in the summary, when all is trained
-                if None in row or None in row.values():
-                    raise ValueError(f"the line of step {row['step']} is torn")
-                for name in SUMMED & row.keys():
-                    float(row[name])
+            if damaged := [r["step"] for r in rows if None in r or None in r.values()]:
+                raise ValueError(f"the line of step {damaged[0]} is torn")
         if torn:
             say(f"The last line of {path} was torn ({clip(torn, 40)}) and is cut off.", "red")
-        with replacing(path) as temporary, temporary.open("w", newline="") as file:
-            if rows:
-                self.columns = list(rows[0])
-                writer = csv.DictWriter(file, self.columns)
-                writer.writeheader()
-                writer.writerows(rows)
+        with replacing(path) as temporary:
+            temporary.touch()
+            self._append(temporary, rows)
+
+    def _append(self, path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+        with path.open("a", newline="") as file:
+            for row in rows:
+                if self.columns is None:
+                    self.columns = [*row]
+                    csv.writer(file).writerow(row)
+                # a run of an earlier version goes on with the columns that it has
+                csv.DictWriter(file, self.columns, extrasaction="ignore").writerow(row)
 
     def log_hyperparams(self, *args, **kwargs) -> None:
         """They stand in config.yaml."""
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         # counts are whole numbers, but come as floats once they are summed over ranks
-        metrics = {name: int(x) if x == x // 1 else x for name, x in metrics.items()}
-        with self.path.open("a", newline="") as file:
-            if self.columns is None:
-                self.columns = list(metrics)
-                csv.DictWriter(file, self.columns).writeheader()
-            # a run of an earlier version goes on with the columns that it has
-            csv.DictWriter(file, self.columns, extrasaction="ignore").writerow(metrics)
+        row = {name: int(x) if x == x // 1 else x for name, x in metrics.items()}
+        self._append(self.path, [row])
 
 
 @dataclass(eq=False)
@@ -144,23 +129,17 @@ class RunRecorder(lightning.Callback):
     """Write the run's folder during training, and resume from its last checkpoint.
 
     Before the first step the last checkpoint is loaded, if there is one, and the files are cut back
-    to it. After each step, in this order:
-
-        metrics        to the loggers
-        trajectories   every `keep_trajectories` steps
-        questions      of a file of tasks: which were trained on
-        validation     every `save_every` steps, and after the last one
-        checkpoint     likewise, and when the run is asked to stop, unless `keep_checkpoints` is 0
-
-    The checkpoint comes last because it relies on all files before it. Rank 0 writes everything but
-    the weights.
+    to it. After each step come the metrics, trajectories and questions; then, every `save_every`
+    steps and after the last one, the validation and at last the checkpoint, since it relies on all
+    files before it. A run that is asked to stop writes a checkpoint, too. Rank 0 writes everything
+    but the weights.
     """
 
     folder: Path
     save_every: int
-    keep_trajectories: int
+    keep_trajectories: int  # steps from one that is kept to the next; 0: none is kept
     steps: int  # of the whole run
-    keep_checkpoints: int = 1
+    keep_checkpoints: int = 1  # beside the best one; 0: none is written
     dtype: str = "float32"
     begin: Callable[[], None] = lambda: None
     """called on rank 0 before the first step, once a checkpoint has been loaded without an error"""
@@ -186,13 +165,14 @@ class RunRecorder(lightning.Callback):
 
     def _load(self, module) -> int:
         """Load the last checkpoint, if any; return its position in trajectories.jsonl.gz."""
-        saved = checkpoints(self.folder)
+        saved = checkpoints.checkpoints(self.folder)
         if not saved:
             if (path := self.folder / STATE).exists():
-                module.agent.load_state(from_json(path.read_text(encoding="utf-8")))
+                with reading(path):
+                    module.agent.load_state(read_json(path))
             return 0
         optimizer = module.optimizers().optimizer
-        state = load_checkpoint(saved[max(saved)], module.model, optimizer, self.base)
+        state = checkpoints.load_checkpoint(saved[max(saved)], module.model, optimizer, self.base)
         for name in module.counters:
             setattr(module, name, state[name])
         if state.get("agent") is not None:
@@ -204,15 +184,14 @@ class RunRecorder(lightning.Callback):
         would be ahead of a run that is resumed without a checkpoint."""
         path = self.folder / STATE
         if not path.exists() and (state := module.agent.state()) is not None:
-            with replacing(path) as temporary:
-                temporary.write_text(json.dumps(state), encoding="utf-8")
+            write_text(path, json.dumps(state))
 
     def _cut_back(self, position: int, done_steps: int) -> None:
         """Drop the contents of the files that belong to steps after the checkpoint."""
         self.writer = TrajectoryWriter(self.folder / "trajectories.jsonl.gz", position)
-        earlier = [row for row in validations(self.folder) if row["step"] <= done_steps]
+        earlier = [row for row in checkpoints.validations(self.folder) if row["step"] <= done_steps]
         if (path := self.folder / "validation.csv").exists():
-            write_validations(path, earlier)
+            checkpoints.write_validations(path, earlier)
         self.trained_on = seen.trained_on(self.folder, before=done_steps)
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
@@ -243,7 +222,6 @@ class RunRecorder(lightning.Callback):
             self.writer.write(parts)
 
     def _write_questions(self, module) -> None:
-        """Add the step's new questions to trained_on.csv."""
         questions = seen.questions_of(group.task for group in module.groups)
         by_rank = ranks.all_gather_object(questions)
         if self.writer:
@@ -254,8 +232,8 @@ class RunRecorder(lightning.Callback):
         """Score the validation tasks on all ranks, and log the score to all but metrics.csv."""
         score, done = module.validate(), module.done_steps
         if ranks.rank() == 0:
-            rows = [*validations(self.folder), {"step": done} | score]
-            write_validations(self.folder / "validation.csv", rows)
+            rows = [*checkpoints.validations(self.folder), {"step": done} | score]
+            checkpoints.write_validations(self.folder / "validation.csv", rows)
             for logger in trainer.loggers:
                 if not isinstance(logger, StepCSV):
                     _tell(logger, {"validation": score["score"]}, done - 1)
@@ -271,43 +249,42 @@ class RunRecorder(lightning.Callback):
             # it relies on them; the mark is no such file, and would be given up
             for written in filter(Path.is_file, self.folder.glob("[!.]*")):
                 sync(written)
-        save_checkpoint(path, module.model, module.optimizers().optimizer, state)
+        checkpoints.save_checkpoint(path, module.model, module.optimizers().optimizer, state)
         if ranks.rank() == 0:
-            saved = checkpoints(self.folder)
-            keep = {*sorted(saved)[-self.keep_checkpoints :], best_step(self.folder)}
+            saved = checkpoints.checkpoints(self.folder)
+            keep = {*sorted(saved)[-self.keep_checkpoints :], checkpoints.best_step(self.folder)}
             for number in set(saved) - keep:
                 shutil.rmtree(saved[number], ignore_errors=True)
 
 
 def _tell(logger: Logger, metrics: dict[str, float], step: int) -> None:
-    """Tell a logger; all but that of metrics.csv get names in groups."""
     logger.log_metrics(metrics if isinstance(logger, StepCSV) else tagged(metrics), step)
 
 
 def gain(rewards: Sequence[float], each: int = 10) -> dict | None:
     """Compare the mean reward of the first `each` steps and of the last; None if these overlap.
 
-    low, high: 95 % interval of the difference (Welch's, over the means of steps: their tasks are
-    drawn anew). It is of chance in the tasks and samples of one run, not of its seed.
+    low, high: 95 % interval of the difference, Welch's over steps, whose tasks are drawn anew: of
+    chance in the tasks and samples of one run, not of its seed.
     """
     from scipy.stats import ttest_ind
 
     if each < 2 or len(rewards) < 2 * each:
         return None
     first, last = rewards[:each], rewards[-each:]
-    record = {"steps": each, "first": fmean(first), "last": fmean(last)}
-    if len({*first}) == len({*last}) == 1:  # no spread at all: as of a toy
-        return record | {"low": None, "high": None}
-    low, high = ttest_ind(last, first, equal_var=False).confidence_interval()
-    return record | {"low": float(low), "high": float(high)}
+    low = high = None
+    if len({*first}) > 1 or len({*last}) > 1:  # else no spread at all: as of a toy
+        ends = ttest_ind(last, first, equal_var=False).confidence_interval()
+        low, high = map(float, ends)
+    means = {"first": fmean(first), "last": fmean(last)}
+    return {"steps": each, **means, "low": low, "high": high}
 
 
 def summary(folder: Path, last: int = 10) -> dict:
     """Return the result of a training run, from its metrics.csv, as a summary without cells.
 
-    unit and cells are as in the summary of an evaluation, so that the report takes either. reward,
-    or of a warm start the loss: the mean of the last `last` steps that have one, None without any;
-    gain: see `gain`; the columns of `training.AMISS`: sums, where there are any.
+    reward, or of a warm start the loss: the mean of the last `last` steps that have one, None
+    without any; gain: where the documents do not grow; the columns of `training.AMISS`: sums.
     """
     rows = whole_rows(folder / "metrics.csv")
 
@@ -317,19 +294,11 @@ def summary(folder: Path, last: int = 10) -> dict:
     name = "reward" if "reward" in rows[-1] else "loss"  # of demonstrations
     # a step may have no reward at all, and an update that is skipped may have no loss
     values = [value for row in rows if isfinite(value := float(row[name]))]
-    amiss = {name: int(total(name)) for name in AMISS}
+    found = {"unit": "sections", "cells": [], "steps": len(rows)}
+    found[name] = fmean(values[-last:]) if values else None
     one_level = len({row.get("level") for row in [*rows[:last], *rows[-last:]]}) == 1
-    return {
-        "unit": "sections",
-        "cells": [],
-        "steps": len(rows),
-        name: fmean(values[-last:]) if values else None,
-        **(
-            {"gain": gain(values, min(last, len(values) // 2))}
-            if name == "reward" and one_level
-            else {}
-        ),
-        **{name: n for name, n in amiss.items() if n},
-        "seconds": round(total("step_s"), 1),
-        "tokens": int(total("read_tokens") + total("written_tokens")),
-    }
+    if name == "reward" and one_level:
+        found["gain"] = gain(values, min(last, len(values) // 2))
+    found |= {name: n for name in AMISS if (n := int(total(name)))}
+    tokens = int(total("read_tokens") + total("written_tokens"))
+    return found | {"seconds": round(total("step_s"), 1), "tokens": tokens}

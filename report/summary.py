@@ -1,13 +1,13 @@
 """What rows say: means with intervals, paired differences, tables.
 
-Means are over questions, with 95 % intervals over documents; no torch.
+Means are over questions, their 95 % intervals over documents.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from operator import itemgetter
@@ -21,6 +21,7 @@ from config.realmodels import settings_folder
 from data import Task, strip_thinking
 from memagent import Agent
 from report.rows import Cell
+from report.words import lead_of
 from tasks.episodes import pool_of
 from tasks.seen import trained_on
 from tasks.words import METRICS as WORDS
@@ -57,28 +58,25 @@ class Calibration(NamedTuple):
 def calibration(rows: Iterable[tuple[float | None, bool]], size: int = 100) -> Calibration:
     """Return accuracy and RMS calibration error of answers: (confidence in percent, right?).
 
-    The error is that of Hendrycks et al. (arXiv 1812.04606): answers in the order of their
-    confidence, in bins of `size`, the rest with the last bin; in each the square of the mean
-    confidence less the share that is right, averaged over answers. Here every bin counts; their
-    code, which Humanity's Last Exam uses, leaves out the last one, the most confident answers. An
-    answer without a confidence (None) counts for the accuracy alone. ValueError: no rows.
+    The error is Hendrycks et al.'s (arXiv 1812.04606), over bins of `size` answers of like
+    confidence, the rest with the last bin. Their code, which Humanity's Last Exam uses, leaves out
+    the last bin, the most confident answers; here it counts. An answer without a confidence (None)
+    counts for the accuracy alone.
 
     >>> round(calibration([(90.0, True), (70.0, False)]).error, 6)
     0.3
     """
     rows = [*rows]
-    if not rows:
-        raise ValueError("no answers")
-    accuracy = fmean(right for _, right in rows)
     sure = sorted((row for row in rows if row[0] is not None), key=itemgetter(0))
-    ends = [*range(size, len(sure) - size + 1, size), len(sure)]
+    starts = [*range(0, max(1, len(sure) - size + 1), size)]
     squares = 0.0
-    for start, end in zip([0, *ends], ends, strict=False):
+    for start, end in zip(starts, [*starts[1:], len(sure)], strict=True):
         if part := sure[start:end]:
             gap = fmean(c / 100 for c, _ in part) - fmean(right for _, right in part)
             squares += len(part) * gap * gap
     error = (squares / len(sure)) ** 0.5 if sure else None
-    return Calibration(accuracy, *interval([right for _, right in rows]), error, len(rows))
+    right = [right for _, right in rows]
+    return Calibration(fmean(right), *interval(right), error, len(rows))
 
 
 def interval(
@@ -87,11 +85,11 @@ def interval(
     """Return the 95 % interval of a mean over questions, some of which may share a document.
 
     Answers about one text are not independent. So the variance is the cluster-robust one of least
-    squares on a constant, documents as clusters, times G / (G - 1) for G of them, and the quantile
-    is that of Student's t with G - 1. Of documents with a question each, that is the usual t
-    interval; and so it is of a single document, which tells nothing about others.
-    Where no document differs from the others the variance is 0: then it is Wilson's interval of G
-    answers, mirrored for negative differences and to both sides for none.
+    squares on a constant, documents as clusters, times G / (G - 1) for G of them, with Student's t
+    of G - 1. Of documents with a question each, that is the usual t interval; of a single document,
+    which tells nothing about others, too. Where no document differs from the others the variance is
+    0: then it is Wilson's interval of G answers, mirrored for negative differences and to both
+    sides for none.
 
     documents: of each value, () if they are all different. least: 0 for shares, -1 for differences
     of shares; the interval ends there and at 1. Scores outside are no shares: then it ends nowhere.
@@ -122,11 +120,9 @@ def interval(
 
 METRICS = (
     "sub_em", "em", "f1", "reward", "official_em", "sub_em_upstream", "failed", "unformed",
-    "empty", "tokens_read", "tokens_written", "document_tokens", "seconds", "mib",
+    "empty", "tokens_read", "tokens_written", "document_tokens", "seconds",
     "memory_tokens", "memory_cut", "memory_empty", "cut", "model_calls",
 )  # fmt: skip
-
-Questions = Mapping[str, Sequence[dict]]  # id of a question -> its rows, one per sample
 
 
 def summarise(
@@ -140,17 +136,15 @@ def summarise(
 
     unit: what lengths count: sections, documents or tokens. agents: by name, for what they count.
 
-    cells: a list of records, one a cell: agent, question, temperature, length; n, mean, low, high
-        (`_mean`); of each of `METRICS` the mean over the same questions, of mib the maximum, where
-        all rows have it. failed: the trajectory has an error; of the others, unformed: the response
-        lacks the required form, empty: nothing follows the thinking. cut: tokens of the document
-        that a cap or a window kept from the agent. counts: sums of what an agent counts, rates: of
-        these
+    cells: records of agent, question, temperature, length; n, mean, low, high (`_mean`); of each of
+        `METRICS` that all rows have the mean over the same questions.
+        failed: the trajectory has an error; of the others, unformed: the response lacks the
+        required form, empty: nothing follows the thinking. cut: tokens of the document that a cap
+        or a window kept from the agent. counts: sums of what an agent counts, rates: of these
     pooled: records of the kinds that are pooled (`episodes.pool_of`): the cell and its `_mean`
-    paired: a list of {a, b, question, temperature, length, mean, n, low, high} (`_paired`)
+    paired: {a, b, question, temperature, length, n, mean, low, high}, a minus b (`compare`)
     """
-    groups: dict[Cell, dict[str, list[dict]]] = {}
-    settings: set[str] = set()
+    groups: dict[Cell, list[dict]] = {}
     for row in rows:
         failed, formed = bool(row["error"]), bool(row["prediction"])
         answered = formed or bool(strip_thinking(row.get("response", "")).strip())
@@ -164,8 +158,7 @@ def summarise(
                 f"The agent {row['agent']} gave its answer to {row['id']!r} no reward (None), and "
                 "the reward is what is measured here."
             )
-        groups.setdefault(Cell.from_row(row), {}).setdefault(row["id"], []).append(row)
-        settings.add(row["settings"])
+        groups.setdefault(Cell.from_row(row), []).append(row)
     ordered = sorted(groups, key=lambda cell: cell.length)  # stable: else the order of the rows
     return {
         "unit": unit,
@@ -176,54 +169,54 @@ def summarise(
         ],
         "pooled": _pooled(groups, metric),
         "paired": _paired(groups, metric) if paired else [],
-        "settings": sorted(settings),
+        "settings": sorted({row["settings"] for rows in groups.values() for row in rows}),
     }
 
 
-def _cell_record(cell: Cell, questions: Questions, metric: str, agent: Agent | type[Agent]) -> dict:
-    """Return the record of one cell; counts are left out where there are none."""
-    samples = questions.values()
-    record = asdict(cell) | _mean(samples, metric)
-    rows = [*chain.from_iterable(samples)]
+def _cell_record(cell: Cell, rows: Sequence[dict], metric: str, agent: Agent | type[Agent]) -> dict:
+    record, questions = asdict(cell) | _mean_of(rows, metric), _by_question(rows).values()
     for name in METRICS:
-        average = max if name == "mib" else fmean
         # rows of an earlier version lack some, and an agent may give none of its own
         if all(row.get(name) is not None for row in rows):
-            record[name] = average(average(row[name] for row in rows) for rows in samples)
+            record[name] = fmean(fmean(row[name] for row in samples) for samples in questions)
     counts = Counter()
     for row in rows:
         counts.update(row.get("counts") or {})
-    if counts:
-        record["counts"] = dict(counts)
     rates = {
         name: round(counts[above] / counts[below], 4) if counts[below] else None
         for name, (above, below) in agent.rates.items()
         if {above, below} & {*counts}
     }
-    return record | ({"rates": rates} if rates else {})
+    found = {"counts": dict(counts), "rates": rates}
+    return record | {name: values for name, values in found.items() if values}
 
 
-def _mean(samples: Collection[Sequence[dict]], metric: str) -> dict:
-    """Return n, mean, low and high of questions, each a list of its rows, which are averaged first.
-
-    Where several questions share a document, the interval is over documents; beside it documents,
-    how many these are, and low_questions, high_questions, as if questions were independent. With a
-    single document these are the interval.
-    """
-    values = [fmean(row[metric] for row in rows) for rows in samples]
-    mean = {"n": len(values), "mean": fmean(values)} | _ends(values, samples)
-    if "documents" in mean:
-        mean["low_questions"], mean["high_questions"] = interval(values)
-    return mean
+def question_key(row: dict) -> tuple:
+    """Return what tells a question from others: kind, length, id, task."""
+    return row["question"], row["length"], row["id"], row["task"]
 
 
-def _ends(values: Sequence[float], rows: Iterable[Sequence[dict]], least: float = 0.0) -> dict:
-    """Return low and high of the mean of values, each of some rows; where several share a document,
-    documents, too: how many of these there are."""
+def _by_question(rows: Iterable[dict]) -> dict[tuple, list[dict]]:
+    found: dict[tuple, list[dict]] = {}
+    for row in rows:
+        found.setdefault(question_key(row), []).append(row)
+    return found
+
+
+def _mean_of(rows: Iterable[dict], metric: str) -> dict:
+    """Return the `_mean` over the questions of rows, the samples of each averaged first."""
+    questions = _by_question(rows).values()
+    return _mean([fmean(row[metric] for row in samples) for samples in questions], questions)
+
+
+def _mean(values: Sequence[float], rows: Iterable[Sequence[dict]], least: float = 0.0) -> dict:
+    """Return n, mean, low and high of values, each of some rows; where several share a document,
+    documents, too: how many of these there are, over which the interval is then."""
     documents = _documents(rows)
     low, high = interval(values, documents, least)
-    shared = len({*documents}) < len(documents)
-    return {"low": low, "high": high} | ({"documents": len({*documents})} if shared else {})
+    found = {"n": len(values), "mean": fmean(values), "low": low, "high": high}
+    n = len({*documents})
+    return found | ({"documents": n} if n < len(documents) else {})
 
 
 def _documents(questions: Iterable[Sequence[dict]]) -> list[object]:
@@ -248,76 +241,46 @@ def _documents(questions: Iterable[Sequence[dict]]) -> list[object]:
     return [*map(root, asked)]
 
 
-def _pooled(groups: Mapping[Cell, Questions], metric: str) -> list[dict]:
+def _pooled(groups: Mapping[Cell, Sequence[dict]], metric: str) -> list[dict]:
     """Return the records of the kinds that are pooled, where there are several of them."""
-    pools: dict[Cell, list[Questions]] = {}
-    for cell, questions in groups.items():
+    pools: dict[Cell, list[Sequence[dict]]] = {}
+    for cell, rows in groups.items():
         if name := pool_of(cell.question):
-            pools.setdefault(replace(cell, question=name), []).append(questions)
+            pools.setdefault(replace(cell, question=name), []).append(rows)
     return [
-        asdict(cell) | _mean([rows for questions in kinds for rows in questions.values()], metric)
+        asdict(cell) | _mean_of(chain.from_iterable(kinds), metric)
         for cell, kinds in pools.items()
         if len(kinds) > 1
     ]
 
 
-def _paired(groups: Mapping[Cell, Questions], metric: str) -> list[dict]:
-    """Compare agents cell by cell.
-
-    The leading agent (trained, else the first one) is compared with every other agent, and each
-    other agent with itself before training.
-    """
-    agents = list(dict.fromkeys(cell.agent for cell in groups))
-    lead = "trained" if "trained" in agents else agents[0] if agents else ""
+def _paired(groups: Mapping[Cell, Sequence[dict]], metric: str) -> list[dict]:
+    """Compare the leading agent with every other one, and each other one with itself before
+    training, cell by cell."""
+    agents, lead = dict.fromkeys(cell.agent for cell in groups), lead_of(groups)
     differences = []
-    for cell, questions in groups.items():
+    for cell, rows in groups.items():
         before_training = (f"{cell.agent}@untrained", f"untrained {cell.agent}")
         for rival in agents:
-            against = groups.get(replace(cell, agent=rival), {})
             if rival != lead and (cell.agent == lead or rival in before_training):
-                sides = (chain.from_iterable(side.values()) for side in (questions, against))
-                place = {"a": cell.agent, "b": rival} | asdict(cell)
-                del place["agent"]
-                if difference := compare(*sides, metric=metric):
+                against = groups.get(replace(cell, agent=rival), ())
+                if difference := compare(rows, against, metric):
+                    place = {"a": cell.agent, "b": rival} | asdict(cell)
+                    del place["agent"]
                     differences.append(place | difference)
     return differences
 
 
 def compare(a: Iterable[dict], b: Iterable[dict], metric: str = "sub_em") -> dict:
-    """Return the mean of `a` minus that of `b` on their common questions: {mean, n, low, high}.
-
-    Each side has rows of one agent and one temperature. The difference is taken question by
-    question (`question_key`), samples averaged first; the interval is as in `interval`, and where
-    questions share documents, documents says how many these are. {} without a common question.
-    """
-    left, right = {}, {}
-    for side, rows in ((left, a), (right, b)):
-        for row in rows:
-            side.setdefault(question_key(row), []).append(row)
-    common = [key for key in left if key in right]
-    if not common:
-        return {}
+    """Return the `_mean` of `a` minus `b`, question by question, on those that they have in common;
+    {} without any. Each side has rows of one agent and one temperature."""
+    left, right = _by_question(a), _by_question(b)
+    pairs = [(left[key], right[key]) for key in left if key in right]
     differences = [
-        fmean(row[metric] for row in left[key]) - fmean(row[metric] for row in right[key])
-        for key in common
+        fmean(row[metric] for row in ours) - fmean(row[metric] for row in theirs)
+        for ours, theirs in pairs
     ]
-    ends = _ends(differences, ([*left[key], *right[key]] for key in common), -1.0)
-    return {"mean": fmean(differences), "n": len(common)} | ends
-
-
-def question_key(row: dict) -> tuple:
-    """Return what tells a question from others: kind, length, id, task."""
-    return row["question"], row["length"], row["id"], row["task"]
-
-
-def cells(summary: dict, name: str = "") -> Iterator[tuple[Cell, object]]:
-    """Yield (cell, its record) of a summary.
-
-    name: yield this field of the record instead, for the cells that have it.
-    """
-    for record in summary["cells"]:
-        if not name or name in record:
-            yield Cell.from_row(record), record[name] if name else record
+    return _mean(differences, [ours + theirs for ours, theirs in pairs], -1.0) if pairs else {}
 
 
 def write_text(path: Path, text: str) -> None:
@@ -327,7 +290,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_summary(path: Path, summary: dict) -> None:
-    """Write a summary as JSON, atomically; ValueError for NaN and infinities."""
+    """Write a summary as JSON; ValueError for NaN and infinities."""
     write_text(path, json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -341,47 +304,45 @@ class Overlap:
     """
 
     def __init__(self, policy: str, agents: Sequence[str], look: bool = True):
-        self.policy, self.agents = policy, agents
         self.known = trained_on(settings_folder(policy)) if policy and look else {}
+        self.about = {"policy": policy, "agents": [*agents], "known": len(self.known)}
         # name of the questions -> digests: documents of every length ask the same questions
-        self.digests: dict[str, set[str]] = {}
+        self.asked: dict[str, set[str]] = {}
 
     def add(self, question: str, tasks: Sequence[Task]) -> str:
         """Count the questions of a column; return a warning when the first of them was seen."""
-        if not self.known or not tasks:
-            return ""
-        digests = self.digests.setdefault(question, set())
-        warned = bool(digests & self.known.keys())
-        digests.update(task.question_digest for task in tasks)
+        asked = self.asked.setdefault(question, set())
+        warned = bool(asked & self.known.keys())
+        asked.update(task.question_digest for task in tasks)
         return "" if warned else _warning(self.summary(), question)
 
     def summary(self) -> dict:
         """Return {policy, agents, known: questions of its training, questions: {name: {asked,
         seen}}}."""
         counts = {
-            name: {"asked": len(digests), "seen": len(digests & self.known.keys())}
-            for name, digests in self.digests.items()
+            name: {"asked": len(asked), "seen": len(asked & self.known.keys())}
+            for name, asked in self.asked.items()
         }
-        about = {"policy": self.policy, "agents": [*self.agents], "known": len(self.known)}
-        return about | {"questions": counts}
+        return self.about | {"questions": counts}
 
 
 def _warning(policy: dict, question: str) -> str:
-    """Return the warning on questions of this name, of an entry of summary["trained_on"]; ""
-    without any that was seen."""
+    """Warn about the questions of this name, by an entry of summary["trained_on"]; "" of none."""
     n = policy["questions"][question]
-    warning = (
+    if not n["seen"]:
+        return ""
+    return (
         f"Warning: {n['seen']:,} of the {n['asked']:,} questions {question!r} are among those that "
         f"{policy['policy']} ({', '.join(policy['agents'])}) was trained on."
     )
-    return warning if n["seen"] else ""
 
 
 def overlaps(summary: dict) -> list[str]:
-    """Return the warnings on questions seen in training, of a whole evaluation."""
+    """Return the warnings on questions seen in training."""
     policies = summary.get("trained_on", ())
-    warnings = (_warning(policy, name) for policy in policies for name in policy["questions"])
-    return [*filter(None, warnings)]
+    return [
+        text for policy in policies for n in policy["questions"] if (text := _warning(policy, n))
+    ]
 
 
 # ---------------------------------------------------------------- how numbers are written
@@ -441,21 +402,24 @@ def by_length(summary: dict) -> dict[str, dict[tuple[str, str], dict[int, dict]]
     return tables
 
 
+def _lengths(summary: dict) -> list[int]:
+    return sorted({record["length"] for record in summary["cells"]})
+
+
 def markdown_of(summary: dict) -> str:
     """Return table.md: accuracy in percent with 95 % intervals by length, a row per kind of
     question, agent and temperature; no text leaves its cell."""
-    lengths = sorted({record["length"] for record in summary["cells"]})
+    lengths = _lengths(summary)
     rows = [
         ["question", "agent", "temp.", *(f"{n:,}" for n in lengths)],
         ["---"] * (3 + len(lengths)),
     ]
     for question, table in by_length(summary).items():
         for names, records in table.items():
-            shown = {
-                n: [f"{100 * r[x]:.1f}" for x in ("mean", "low", "high")]
+            texts = {
+                n: "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * r[x] for x in ("mean", "low", "high")))
                 for n, r in records.items()
             }
-            texts = {n: f"{mean} [{low}, {high}]" for n, (mean, low, high) in shown.items()}
             rows.append([question, *names, *(texts.get(n, "") for n in lengths)])
     lines = ([text.replace("|", "\\|").replace("\n", " ") for text in row] for row in rows)
     caption = f"{measured(summary)} in per cent by {summary['unit']}, 95 % interval; "
@@ -463,30 +427,25 @@ def markdown_of(summary: dict) -> str:
     return clean("\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", caption, ""]))
 
 
-def span(numbers: Iterable[int]) -> str:
-    """Return the least and the greatest number, as "64" or "64 to 128"."""
-    sizes = sorted({*numbers}) or [0]
-    return f"{sizes[0]:,}" + f" to {sizes[-1]:,}" * (len(sizes) > 1)
-
-
 def _about(summary: dict) -> str:
-    """Say how many questions a table is about, what its intervals are over, and how often
-    something went wrong."""
+    """Say what a table's intervals are over, and how often something went wrong."""
+
+    def span(numbers: Iterable[int]) -> str:
+        sizes = sorted({*numbers}) or [0]
+        return f"{sizes[0]:,}" + f" to {sizes[-1]:,}" * (len(sizes) > 1)
+
     records = summary["cells"]
     parts = [f"n = {span(record['n'] for record in records)} questions a cell"]
     if documents := {record["documents"] for record in records if "documents" in record}:
-        parts.append(
-            f"intervals over documents where questions share one ({span(documents)} a cell)"
-        )
+        over = "intervals over documents where questions share one"
+        parts.append(f"{over} ({span(documents)} a cell)")
         if 1 in documents:
             parts.append("of a single document over its questions, as if they were independent")
     n = sum(record["n"] for record in records)
-    for name, words in (
-        ("failed", "failures"),
-        ("unformed", "answers without the form asked for"),
-    ):
-        if wrong := sum(r.get(name, 0) * r["n"] for r in records):
-            parts.append(f"{words}, counted as wrong: {wrong:,.4g} of {n:,}")
+    wrong = {"failed": "failures", "unformed": "answers without the form asked for"}
+    for name, words in wrong.items():
+        if times := sum(record.get(name, 0) * record["n"] for record in records):
+            parts.append(f"{words}, counted as wrong: {times:,.4g} of {n:,}")
     if n := sum(record.get("cut", 0) > 0 for record in records):
         parts.append(f"documents not read whole in {n} of {len(records)} cells")
     return "; ".join(parts)
@@ -501,11 +460,17 @@ def table(summary: dict, width: int = 80) -> Group:
     from rich.table import Table
     from rich.text import Text
 
-    tables = by_length(summary)
+    tables, lengths = by_length(summary), _lengths(summary)
     names = [f" {name}" for each in tables.values() for name, _ in each]
     longest = max(map(len, [*tables, *names]), default=0)
-    lengths = sorted({record["length"] for record in summary["cells"]})
     intervals = longest + 5 + 12 * len(lengths) <= max(width, 80)
+
+    def shown(record: dict | None) -> Text | str:
+        if record is None:
+            return ""
+        ends = f" {bounds(record, '-')}" * intervals
+        return Text.assemble(f"{100 * record['mean']:.0f}", (ends, "dim"))
+
     result = Table(box=None, padding=(0, 1, 0, 0))
     for name in ("", "T"):
         result.add_column(name, no_wrap=True)
@@ -514,13 +479,7 @@ def table(summary: dict, width: int = 80) -> Group:
     for question, each in tables.items():
         result.add_row(Text(clean(question), "bold"))
         for (name, temperature), records in each.items():
-            texts = {
-                n: Text.assemble(
-                    f"{100 * r['mean']:.0f}", (f" {bounds(r, '-')}" * intervals, "dim")
-                )
-                for n, r in records.items()
-            }
-            row = (texts.get(length, "") for length in lengths)
+            row = (shown(records.get(length)) for length in lengths)
             result.add_row(Text(f" {clean(name)}"), Text(clean(temperature)), *row)
     title = f"{measured(summary)} in per cent by {summary['unit']}"
     about = " and 95 % interval" if intervals else " (intervals: table.md)"

@@ -21,7 +21,7 @@ from memagent import Finish, MemAgent, Trajectory, Turn
 from report import rows as report_rows
 from report.reading import EDGE, row_of
 from report.rows import Cell
-from report.summary import cells, summarise
+from report.summary import summarise
 from rollout import Sampling
 from suites import ledger
 from tasks import worlds
@@ -99,7 +99,7 @@ def lines(path):
 
 
 def timeless(rows):
-    return [{k: v for k, v in row.items() if k not in ("seconds", "mib")} for row in rows]
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
 
 
 def alike(rows, others):
@@ -381,7 +381,7 @@ def test_a_changed_setting_never_mixes_with_old_rows(codec, tmp_path, change):
     assert not {tuple(map(r.get, names)) for r in first} & {
         tuple(map(r.get, names)) for r in second
     }
-    assert {leaf["n"] for _, leaf in cells(summarise(second))} == {6}
+    assert {record["n"] for record in summarise(second)["cells"]} == {6}
     (folder / "update.txt").unlink(missing_ok=True)
     engine = Watched(codec, script)  # the old rows are still there for the old settings
     assert run(codec, path, engine=engine, agent=reads()) == first and engine.finals == 0
@@ -417,8 +417,6 @@ def test_a_damaged_line_is_named_and_ids_must_be_unique(codec, tmp_path):
         run(codec, path)
     path.write_bytes(b"\n".join(content))
     assert len(run(codec, path)) == 6
-    with pytest.raises(UserError, match="cannot be written"):
-        run(codec, tmp_path / "no folder" / "rows")
     with pytest.raises(UserError, match="have the id"):
         run(codec, tmp_path / "twice", [task(), task(text="y")])
 
@@ -494,9 +492,7 @@ def test_a_row_counts_memories_and_sections(codec):
     lengths = [len(codec.encode(memory)) for memory in memories]
     assert row["memory_tokens"] == pytest.approx(sum(lengths) / 3, abs=0.01)
     assert row["document_tokens"] == sum(len(codec.encode(s)) for s in sections)
-    assert (row["sections"], row["memory"].strip(), row["model_calls"]) == (3, "No", 4) and row[
-        "mib"
-    ] > 50
+    assert (row["sections"], row["memory"].strip(), row["model_calls"]) == (3, "No", 4)
 
 
 def test_memories_that_are_looked_back_at_are_counted(codec, tmp_path):

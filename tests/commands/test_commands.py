@@ -248,7 +248,7 @@ def test_damaged_and_unfinished_trajectory_files(tmp_path):
         "plain": json.dumps(record()).encode() + b"\n\xff\n",
     }.items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(UserError, match=rf"{name} cannot be read past line \d+"):
+        with pytest.raises(UserError, match=rf"{name}, line \d+ cannot be read"):
             records.read_records(tmp_path / name)
 
 

@@ -137,16 +137,14 @@ def lines(records):
     return "".join(json.dumps(each) + "\n" for each in records)
 
 
-def folder_of(path, rows, unit="sections", records=(), metrics=None, config=None, agents=None):
+def folder_of(path, rows, unit="sections", records=(), metrics="", config=""):
     path.mkdir(exist_ok=True)
-    write_summary(path / "summary.json", summarise(rows, unit, agents=agents))
+    write_summary(path / "summary.json", summarise(rows, unit))
     (path / "rows.jsonl").write_text(lines(rows))
-    if records:
-        (path / "transcripts.jsonl").write_text(lines(records))
-    if metrics:
-        (path / "metrics.csv").write_text(metrics)
-    if config:
-        (path / "config.yaml").write_text(config)
+    files = {"transcripts.jsonl": lines(records), "metrics.csv": metrics, "config.yaml": config}
+    for name, text in files.items():
+        if text:
+            (path / name).write_text(text)
     return path
 
 
@@ -163,9 +161,9 @@ def training(folder, steps=12, **other):
     """Make the folder of a training of so many steps; other: further columns."""
     folder.mkdir(exist_ok=True)
     (folder / "config.yaml").write_text(TRAINING)
-    rows = [step(k, **other) for k in range(steps)]
-    text = [",".join(step(0, **other))] + [",".join(map(str, r.values())) for r in rows]
-    (folder / "metrics.csv").write_text("\n".join([*text, ""]))
+    rows = [step(k, **other).values() for k in range(steps)]
+    text = [",".join(map(str, row)) + "\n" for row in [step(0, **other), *rows]]
+    (folder / "metrics.csv").write_text("".join(text))
     return folder
 
 

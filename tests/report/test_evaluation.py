@@ -81,37 +81,24 @@ def test_another_model_or_suite_is_refused_before_anything_is_loaded(
     assert (asked / "e" / "rows.jsonl").read_bytes() == rows
 
 
-def test_what_is_added_to_an_evaluation_stands_beside_what_is_there(tmp_path, models, monkeypatch):
-    model = models[0]
-    folder = ask(config(tmp_path, model))
-    monkeypatch.chdir(Path(model).parent)
-    ask(config(tmp_path, "first", lengths=(2,), temperatures=(1.0,), n=3, samples=2))
-    ask(config(tmp_path, model, agents=("memagent", "full"), kinds=("two_hop",), in_flight=3))
-    n = 2 + 3 * 2 + 2 * 2
-    assert len(read_run(folder).rows) == n == (folder / "rows.jsonl").read_bytes().count(b"\n")
-    assert read_run(folder).status == ""  # nothing is left of what was asked for last
-    ask(config(tmp_path, model, n=1))  # nor of less than there is
-    assert read_run(folder).status == ""
-
-
-def test_all_that_a_folder_holds_is_summed_up(tmp_path, models, capsys):
+def test_what_is_added_stands_beside_what_is_there(tmp_path, models, capsys, monkeypatch):
     """The table, the summary and the page are of all calls, and the leading agent stays."""
     folder = ask(config(tmp_path, models[0]))
+    monkeypatch.chdir(Path(models[0]).parent)
     capsys.readouterr()
-    more = dict(agents=("full", "memagent"), kinds=("two_hop",), lengths=(2,), suite="world")
-    ask(config(tmp_path, models[0], **more))
-    output = " ".join(capsys.readouterr().out.split())
-    assert "one_fact memagent" in output
-
-    def summed_up():
-        found = json.loads((folder / "summary.json").read_text())["cells"]
-        return [(cell["agent"], cell["question"], cell["n"]) for cell in found]
-
-    all_of_it = [("memagent", "one_fact", 2), ("memagent", "two_hop", 2), ("full", "two_hop", 2)]
-    assert summed_up() == all_of_it
-    assert (read_run(folder).status, len(read_run(folder).rows)) == ("", 6)
-    ask(config(tmp_path, models[0]))  # less than there is
-    assert summed_up() == all_of_it
+    ask(config(tmp_path, "first", agents=("full", "memagent"), kinds=("two_hop",), suite="world"))
+    assert "one_fact memagent" in " ".join(capsys.readouterr().out.split())
+    ask(config(tmp_path, models[0], lengths=(2,), temperatures=(1.0,), n=3, samples=2, in_flight=3))
+    for _ in range(2):
+        cells = json.loads((folder / "summary.json").read_text())["cells"]
+        assert [(c["agent"], c["question"], c["length"], c["n"]) for c in cells] == [
+            ("memagent", "one_fact", 1, 2), ("memagent", "two_hop", 1, 2),
+            ("full", "two_hop", 1, 2), ("memagent", "one_fact", 2, 3),
+        ]  # fmt: skip
+        n = 2 + 2 * 2 + 3 * 2
+        assert len(read_run(folder).rows) == n == (folder / "rows.jsonl").read_bytes().count(b"\n")
+        assert read_run(folder).status == ""
+        ask(config(tmp_path, models[0], n=1))  # less than there is
 
 
 def test_a_file_that_has_changed_is_refused_if_it_is_the_suites_and_said_if_it_has_the_questions(

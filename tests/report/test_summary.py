@@ -1,4 +1,4 @@
-"""What rows say together: means, intervals, paired differences, fates, the table."""
+"""What rows say together: means, intervals, paired differences, the table."""
 
 import io
 import json
@@ -19,7 +19,6 @@ from report.page import page_of
 from report.rows import Cell
 from report.summary import (
     METRICS,
-    cells,
     compare,
     interval,
     markdown_of,
@@ -72,7 +71,7 @@ def test_the_summary_of_a_hand_made_example():
         ("untrained", "one_fact", "1.0", 16): [0.0, 0.0],
         ("trained", "one_fact", "1.0", 16): [0.5, 1.0],
     }  # by length, and then as they came
-    assert [astuple(cell) for cell, _ in cells(summary)] == [*expected]
+    assert [astuple(Cell.from_row(record)) for record in summary["cells"]] == [*expected]
     for values, record in zip(expected.values(), summary["cells"], strict=True):
         low, high = interval(values)
         leaf = {"mean": sum(values) / len(values), "n": len(values), "low": low, "high": high}
@@ -117,13 +116,13 @@ def test_tables_say_how_often_something_went_wrong():
     for text in (" ".join(" ".join(printed(summary, 200)).split()), markdown_of(summary)):
         assert "failures, counted as wrong: 1 of 6" in text and "wrong: 2 of 6" in text
     assert "wrong" not in markdown_of(summarise(rows[:1]))
-    del summary["cells"][0]["unformed"]  # of an earlier version
 
 
 @pytest.mark.parametrize(("agents", "pairs"), [
     ("full untrained trained", "trained-full trained-untrained"),  # rows come in any order
     ("memagent full memagent@untrained full@untrained",
      "memagent-full memagent-memagent@untrained memagent-full@untrained full-full@untrained"),
+    ("memagent@untrained memagent", "memagent@untrained-memagent"),
 ])  # fmt: skip
 def test_the_trained_policy_is_paired_with_the_untrained_one(agents, pairs):
     rows = [each for agent in agents.split() for each in asked(agent, [1.0] * 3)]
@@ -228,45 +227,42 @@ def test_of_100_intervals_95_hold_the_truth_however_few_the_documents(n):
     assert 0.935 < held / 2000 < 0.965
 
 
-def test_answers_about_one_document_are_not_independent():
-    alike = [float(k % 2) for k in range(8) for _ in range(16)]  # four documents right, four wrong
-    names = [f"d{k}" for k in range(8) for _ in range(16)]
+def about(agent, values, documents, **other):
+    """Return a row for each question, which is about this document."""
+    made = zip(asked(agent, values, **other), documents, strict=True)
+    return [each | {"document": name} for each, name in made]
 
-    def rows(agent, values, documents=names, **other):
-        made = zip(asked(agent, values, **other), documents, strict=True)
-        return [each | {"document": name} for each, name in made]
 
-    summary = summarise([*rows("a", alike), *rows("b", [0.0] * 128)])
-    ends = interval([float(k % 2) for k in range(8)])
-    for record in (summary["cells"][0], *summary["paired"]):
-        assert (record["low"], record["high"]) == pytest.approx(ends) and record["documents"] == 8
-    of_b = summary["cells"][1]
-    assert (of_b["low"], of_b["high"], of_b["high_questions"]) == (
-        0,
-        wilson(0, 8)[1],
-        wilson(0, 128)[1],
-    )
-    assert "intervals over documents where questions share one (8 a cell)" in markdown_of(summary)
+ALIKE = [float(k % 2) for k in range(8) for _ in range(16)]  # four documents right, four wrong
+EIGHT = [f"d{k}" for k in range(8) for _ in range(16)]
+
+
+@pytest.mark.parametrize(("documents", "n", "ends", "words"), [
+    (EIGHT, 8, interval(ALIKE[::16]), "(8 a cell)"),
     # one document: over its questions, and every table says so
-    summary = summarise([*rows("a", alike, ["d"] * 128), *rows("b", [0.0] * 128, ["d"] * 128)])
+    (["d"] * 128, 1, interval(ALIKE), "(1 a cell); of a single document over its questions"),
+    ([None] * 128, None, interval(ALIKE), ""),  # rows of an early version name none
+])  # fmt: skip
+def test_answers_about_one_document_are_not_independent(documents, n, ends, words):
+    summary = summarise([*about("a", ALIKE, documents), *about("b", [0.0] * 128, documents)])
     for record in (summary["cells"][0], *summary["paired"]):
-        assert (record["low"], record["high"]) == interval(alike) and record["documents"] == 1
-    assert "(1 a cell); of a single document over its questions" in markdown_of(summary)
-    assert "of a single document" in " ".join(printed(summary, 400))
+        assert (record["low"], record["high"]) == pytest.approx(ends)
+        assert record.get("documents") == n
+    assert summary["cells"][1]["high"] == wilson(0, 128 if n in (1, None) else n)[1]
+    for text in (markdown_of(summary), " ".join(printed(summary, 400))):
+        assert words in text and (n or "intervals over documents" not in text)
     shown = page_of(Run(Path(), summary)).partition("In numbers")[2]
-    assert shown.count("n 128, one document") == 3
-    # rows of an early version name none
-    older = summarise([*asked("a", alike), *asked("b", alike)])
-    assert not [r for r in (*older["cells"], *older["paired"]) if "documents" in r]
-    # one at several lengths, each time in another document, is one; so are its samples
+    assert shown.count("n 128, one document") == 3 * (n == 1)
+
+
+def test_documents_of_one_question_are_one():
+    """One at several lengths, each time in another document, is one; so are its samples."""
     a, b = (
-        [
-            each
-            for n in (4, 16)
-            for each in rows(agent, values, [f"{n}, {k}" for k in range(8)], length=n)
-        ]
-        for agent, values in (("a", alike[::16]), ("b", [0.0] * 8))
+        about(agent, values, [f"4, {k}" for k in range(8)], length=4)
+        + about(agent, values, [f"16, {k}" for k in range(8)], length=16)
+        for agent, values in (("a", ALIKE[::16]), ("b", [0.0] * 8))
     )
+    ends = interval(ALIKE[::16])
     pooled = compare(a + [each | {"sample": 1} for each in a], b)
     assert (pooled["n"], pooled["documents"]) == (16, 8)
     assert (pooled["low"], pooled["high"]) == pytest.approx(ends)
@@ -278,31 +274,22 @@ def test_answers_about_one_document_are_not_independent():
     assert (pooled["n"], pooled["documents"]) == (24, 8)
 
 
-def test_the_categories_with_answers_are_pooled_with_both_intervals():
+def test_the_categories_with_answers_are_pooled():
     """By hand: of 256 questions about eight conversations half are right, by whole conversations;
     category 5 is left out, and nothing is counted twice."""
     one, four, five = "1 multi-hop", "4 single-hop", "5 adversarial"
     rows = [
-        row(agent, f"{kind}, official metric", "0.0", 32, f"{kind}{k}", document=f"d{k % 8}",
+        row(agent, f"{kind}, official metric", "0.0", 32, f"{k}", document=f"d{k % 8}",
             reward=1.0 if kind == five else float(k % 8 < 4))
         for agent, kind in (("a", one), ("a", four), ("a", five), ("b", four)) for k in range(128)
     ]  # fmt: skip
     summary = summarise(rows)
     (pooled,) = summary["pooled"]  # of b there is nothing to pool
     values = [float(k % 8 < 4) for k in range(256)]
-    of_both = interval(values, [f"d{k % 8}" for k in range(256)]), interval(values)
+    low, high = interval(values, [f"d{k % 8}" for k in range(256)])
     assert pooled == {
         "agent": "a", "question": "1 to 4, official metric", "temperature": "0.0", "length": 32,
-        "n": 256, "mean": 0.5, "documents": 8,
-        **dict(zip(("low", "high"), of_both[0], strict=True)),
-        **dict(zip(("low_questions", "high_questions"), of_both[1], strict=True)),
+        "n": 256, "mean": 0.5, "documents": 8, "low": low, "high": high,
     }  # fmt: skip
-    assert pooled["high"] - pooled["low"] > 3 * (pooled["high_questions"] - pooled["low_questions"])
-    of_one = cell_of(summary, "a", "4 single-hop, official metric", "0.0", 32)
-    assert (of_one["low_questions"], of_one["high_questions"]) == interval(values[:128])
-    text, (low, high) = markdown_of(summary), of_both[0]
-    assert f"| a | 0.0 | 50.0 [{100 * low:.1f}, {100 * high:.1f}] |" in text
-    assert "n = 128 questions a cell" in text
+    assert f"| a | 0.0 | 50.0 [{100 * low:.1f}, {100 * high:.1f}] |" in markdown_of(summary)
     assert summarise(asked("a", [1.0]))["pooled"] == []
-    of_one_document = summarise([each | {"document": "d"} for each in rows])
-    assert of_one_document["pooled"][0]["documents"] == 1
