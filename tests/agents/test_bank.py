@@ -72,9 +72,6 @@ def filled(values, path=None, **settings) -> Bank:
     return made
 
 
-# ---------------------------------------------------------------- the oracle
-
-
 class Naive:
     """The same by the formulas of MemRL, everything looked at anew each time."""
 
@@ -220,9 +217,6 @@ def test_phase_b_is_a_hand_computed_table():
     assert bank(embedder=Plane()).retrieve("q") == Retrieved()
 
 
-# ---------------------------------------------------------------- writing
-
-
 GHOST = Found(Entry(99, "x", "script", "x", True, 0, 0, 0, "t", 0, 0, (), {}), 1, 0, 0, 0)
 
 
@@ -298,9 +292,6 @@ def test_delta_is_the_quantile_of_all_pairs(how, tmp_path):
         for text in texts:
             own.write(text, "x", success=True, task_id=text)
     assert own.delta == wanted
-
-
-# ---------------------------------------------------------------- the file
 
 
 def test_it_is_kept_and_opened_again_with_the_same_rows(tmp_path):
@@ -400,9 +391,6 @@ def test_a_bank_in_use_a_full_disk_and_a_making_broken_off_lose_nothing(tmp_path
     assert made.digest == digest and made._value("PRAGMA integrity_check") == "ok"
 
 
-# ---------------------------------------------------------------- killed
-
-
 def filling(path: Path) -> None:
     """Make forty batches, or those that are missing."""
     made = bank(path, Plane(), delta=-1.0, same_intent=1.1)
@@ -426,9 +414,6 @@ def test_killed_at_any_time_it_goes_on_to_the_same_rows(tmp_path):
         bank(p, Plane(), delta=-1.0, frozen=True).digest for p in (path, tmp_path / "whole.db")
     }
     assert len(digests) == 1
-
-
-# ---------------------------------------------------------------- files of strangers
 
 
 @pytest.fixture(scope="module")
@@ -555,9 +540,6 @@ def test_a_journal_of_a_stranger_is_not_used(path):
     with closing(Bank(path, BankConfig(), frozen=True)) as looking:
         assert len(looking.entries()) == 2
     assert Path(f"{path}-journal").exists()
-
-
-# ---------------------------------------------------------------- one writer
 
 
 def test_a_second_writer_is_told_who_the_first_one_is(path):

@@ -10,6 +10,7 @@ import pytest
 from conftest import random_policy
 from hashes import Hashes
 from test_calls import write
+from test_store import read_store
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
@@ -33,6 +34,7 @@ from rollout import Sampling, rollout
 from suites import ledger
 from tasks.conversations import Memory, Probe, Session, Utterance
 from tasks.episodes import Episode, questions_of
+from tasks.writers import write_eval_json
 from tokens.codec import Codec
 
 
@@ -83,7 +85,7 @@ def parts(trajectory):
 
 
 def stored(trajectory):
-    return Store.from_lines(notes_of(trajectory)[-1].store, "the record")
+    return read_store(notes_of(trajectory)[-1].store)
 
 
 def once(*calls):
@@ -127,9 +129,6 @@ def refiner(**settings):
     own = dict(mode="refine", budget="soft", budget_entries=0, max_turns=30, max_calls=4,
                format_weight=0.05, call_tokens=200, show="relevant", templates="")  # fmt: skip
     return editor(**own | settings)
-
-
-# ---------------------------------------------------------------- episodes
 
 
 def test_sessions_are_read_in_order_with_their_dates_and_new_entries_have_them(codec):
@@ -294,34 +293,32 @@ def test_frozen_questions_are_answered_greedily_and_known_answers_are_not_asked_
         assert len(asked) == k * len(REFINED.probes)  # one answer to each probe
 
 
-# ---------------------------------------------------------------- rewards
-
-
 def test_the_reward_is_what_the_probes_have_won_and_its_parts(codec):
-    (idle,) = play(codec, refiner(), REFINED, lambda p: "")
-    assert idle.reward == 0 and (parts(idle)["valid"], parts(idle)["score_before"]) == (0, 0.5)
-    (done,) = play(codec, refiner(), REFINED, once(create("Dora reached Genoa.")))
-    won, agent = parts(done), refiner().on(codec)
-    before = sum(agent.measure(entry.line) for entry in stored(done).at(0).entries)
+    def won(agent, task, *calls):
+        (done,) = play(codec, agent, task, once(*calls))
+        assert done.reward == parts(done)["reward"]
+        return parts(done)
+
+    dora, agent = create("Dora reached Genoa."), refiner().on(codec)
+    idle = won(refiner(), REFINED)
+    assert (idle["reward"], idle["valid"], idle["score_before"]) == (0, 0, 0.5)
+    before = sum(agent.measure(f"[m{k}] {m.date} {m.text}") for k, m in enumerate(MEMORIES, 1))
     after = before + agent.measure("[m4] Dora reached Genoa.")
-    over = 0.1 * (after / before - 1)
-    assert (won["score_after"], won["delta"], won["format"]) == (1.0, 0.5, 0.05)
-    assert (won["tokens_before"], won["tokens_after"]) == (before, after)
-    assert won["size"] == pytest.approx(-over) and won["compression"] == 0
-    assert done.reward == won["reward"] == pytest.approx(0.5 + 0.05 - over)
-    (done,) = play(codec, refiner(budget_entries=2), REFINED, once(create("Dora reached Genoa.")))
-    assert parts(done)["size"] == pytest.approx(-0.1)  # four of two
+    paid, over = won(refiner(), REFINED, dora), 0.1 * (after / before - 1)
+    assert paid == pytest.approx(paid | {
+        "score_after": 1, "delta": 0.5, "format": 0.05, "tokens_before": before, "size": -over,
+        "tokens_after": after, "compression": 0, "reward": 0.5 + 0.05 - over,
+    })  # fmt: skip
+    four_of_two = won(refiner(budget_entries=2), REFINED, dora)
+    assert four_of_two["size"] == pytest.approx(-0.1)
     probes = (*(replace(p, category=k) for k, p in enumerate(PROBES, 1)),
               Probe("p3", "Where is Carl?", ("Rome",), 2))  # fmt: skip
-    calls = create("Dora reached Genoa.") + delete("m3")
-    (done,) = play(codec, refiner(budget="none"), replace(REFINED, probes=probes), once(calls))
-    won = parts(done)
-    assert (won["delta_1"], won["delta_2"]) == (0.0, 0.0)  # one of category 2 won, one lost
-    assert won["retained"] == 0.5 and won["size"] == 0  # of the two that were right at the start
-    (done,) = play(codec, streamer(), STREAM, once(create("a")))
-    won = parts(done)
-    share = won["tokens_after"] / streamer().on(codec).source_tokens(STREAM, ())
-    assert won["compression"] == pytest.approx(0.05 * (1 - share)) and 0 < share < 1
+    paid = won(refiner(budget="none"), replace(REFINED, probes=probes), dora, delete("m3"))
+    assert (paid["delta_1"], paid["delta_2"]) == (0.0, 0.0)  # one of category 2 won, one lost
+    assert paid["retained"] == 0.5 and paid["size"] == 0  # of the two that were right at the start
+    paid = won(streamer(), STREAM, create("a"))
+    share = paid["tokens_after"] / streamer().on(codec).source_tokens(STREAM, ())
+    assert paid["compression"] == pytest.approx(0.05 * (1 - share)) and 0 < share < 1
 
 
 WIPE = [delete(f"m{k}") for k in (1, 2, 3)]
@@ -399,9 +396,6 @@ def test_the_gains_of_the_turns_add_up_to_what_the_episode_has_won(codec):
     assert won["delta"] and sum(gains) == pytest.approx(won["delta"])
 
 
-# ---------------------------------------------------------------- what is shown
-
-
 def test_what_has_changed_an_answer_is_noted_and_shown_beside_it(codec):
     calls = create("Dora reached Genoa.") + update("m1", "Anna reached Quito.") + delete("m2")
     (done,) = play(codec, refiner(), REFINED, once(calls))
@@ -427,7 +421,7 @@ def test_the_memory_after_a_turn_is_what_is_stored_after_it(codec):
     edits = [turn for turn in done.turns if not turn.prompt.frozen]
     records = [*map(record_turn, edits)]
     lines = memupdate.files_of(agent, records)["store.jsonl"].splitlines()
-    entries = Store.from_lines(lines, "the record").snapshot().entries
+    entries = read_store(lines).snapshot().entries
     after = [agent.memory_after(record) for record in records]
     for memory, following in zip(after[:-1], edits[1:], strict=True):
         assert memory.splitlines() == [*map(str.strip, following.prompt.memory.splitlines())]
@@ -453,41 +447,28 @@ def test_every_part_of_the_reward_and_every_operation_is_a_column(codec):
     assert (counts["recall"], counts["sought"]) == (notes_of(done, "answer")[0].recall, 1)
 
 
-# ---------------------------------------------------------------- questions
+def test_in_training_and_its_validation_every_trajectory_makes_its_own_store(codec):
+    """Two questions about the same sessions, in groups of three; again, as after an update."""
+    edits = []
 
-
-class Reader:
-    """Edits as the careful demonstrator does, and counts the sections that are read."""
-
-    def __init__(self):
-        self.edits = []
-
-    def __call__(self, prompt):
+    def script(prompt):
         if prompt.frozen:
             return reads(prompt)
-        self.edits.append(prompt.text)
+        edits.append(prompt.text)
         return keeper.demonstrate(random.Random(0), prompt, 1.0)
 
-
-def test_in_training_and_its_validation_every_trajectory_makes_its_own_store(codec):
-    """Tasks without probes: of two questions about the same sessions, in groups of three; then
-    again, as after an update of the weights."""
-    tasks, script = list(questions_of(TASK, TASK.probes))[:2], Reader()
-    module = GRPO(
-        random_policy(codec),
-        ScriptedEngine(codec, script),
-        editor(),
-        ledger.LedgerTasks((8,), 0),
-        GRPOConfig(steps=2, tasks_per_step=(2,), group_size=3, without_signal="keep"),
-        validation=tasks,
-    )
+    tasks = list(questions_of(TASK, TASK.probes))[:2]
+    config = GRPOConfig(steps=2, tasks_per_step=(2,), group_size=3, without_signal="keep")
+    policy, engine = random_policy(codec), ScriptedEngine(codec, script)
+    source = ledger.LedgerTasks((8,), 0)
+    module = GRPO(policy, engine, editor(), source, config, validation=tasks)
     for k in (1, 2):
         groups = module.sample(tasks, k)
-        assert [len(g.trajectories) for g in groups] == [3, 3]
-        assert all(t.reward == 1.0 and len(t.turns) == 1 + len(TASK.sessions)
-                   for g in groups for t in g.trajectories)  # fmt: skip
+        read = [t for group in groups for t in group.trajectories]
+        assert len(read) == 6 and {t.reward for t in read} == {1.0}
+        assert {len(t.turns) for t in read} == {1 + len(TASK.sessions)}
         assert module.validate() == {"score": 1.0, "n": 2}
-        assert len(script.edits) == k * (6 + 2) * len(TASK.sessions)
+        assert len(edits) == k * (6 + 2) * len(TASK.sessions)
 
 
 @pytest.mark.parametrize(("order", "found"), [
@@ -517,34 +498,26 @@ def test_a_prompt_shows_what_matches_best_and_where_nothing_is_read_the_newest(c
     assert told[-1] == {"build": "[m2", "refine": "[m3"}[mode]
 
 
-# ---------------------------------------------------------------- what is refused
-
-
 def test_a_budget_below_one_entry_is_refused_before_any_step(codec, tmp_path):
+    small = dict(budget_entries=0, memory_budget=0.1)
     short = Task("short", "Where is Anna?", ("Oslo",), text="Anna reached Oslo. It rained.")
-    agent = editor(budget_entries=0, memory_budget=0.1).on(codec)
+    agent = editor(**small).on(codec)
     agent.check(ledger.make_ledger(0, 12))
     with pytest.raises(UserError, match="budget"):
         agent.check(short)
     editor(budget="none", budget_entries=0).on(codec).check(short)
     find.make("idle", {"memory_budget": 0.1}).on(codec).check(short)  # which stores nothing
-    own = tmp_path / "own.py"
-    own.write_text(
-        "from data import Task\n"
-        "def task(name, n):\n"
-        "    return Task(name, 'Where is Anna?', ('Oslo',), text='Anna reached Oslo. ' * n)\n"
-        "def long(): return [task('a', 40), task('b', 40)]\n"
-        "def short(): return [task('c', 40), task('d', 1)]\n"
-    )
-    config = GRPOConfig(steps=1, tasks_per_step=(2,), group_size=2)
+    long = replace(short, text=short.text * 40)
+    for name, tasks in (("long", [long, long]), ("short", [short, short])):
+        write_eval_json(tmp_path / f"{name}.json", tasks)
     for data, validation in (("long", "short"), ("short", "")):
         run = RunConfig(
             runs=str(tmp_path), name="x", model=str(keeper.WEIGHTS), agent="memupdate",
-            device="cpu", data=f"{own}:{data}", validation=validation and f"{own}:{validation}",
-            shuffle=False,
+            device="cpu", shuffle=False, data=str(tmp_path / f"{data}.json"),
+            validation=validation and str(tmp_path / f"{validation}.json"),
         )  # fmt: skip
         with pytest.raises(UserError, match="budget"):
-            build(run, config, editor(budget_entries=0, memory_budget=0.1))
+            build(run, GRPOConfig(steps=1, tasks_per_step=(2,), group_size=2), editor(**small))
 
 
 @pytest.mark.parametrize("name", ["idle", "evidence"])
@@ -594,7 +567,8 @@ def test_an_embedder_decides_what_is_found_in_the_very_snapshot(codec):
         )
         replies[how] = notes_of(done)[0].ops[-1]["message"]
     embed, (answer,) = Hashes("", 256).embed, notes_of(done)[-1].answers
-    for side, state in (("before", stored(done).at(0)), ("after", stored(done).snapshot())):
+    start = Store(agent.start(replace(REFINED, probes=())))
+    for side, state in (("before", start.snapshot()), ("after", stored(done).snapshot())):
         cosines = embed([*map(searched, state.entries)]) @ embed([query], True)[0]
         order = sorted(range(len(cosines)), key=lambda i: (-round(float(cosines[i]), 6), i))
         nearest = [state.entries[i].line for i in order[:2]]
@@ -602,8 +576,6 @@ def test_an_embedder_decides_what_is_found_in_the_very_snapshot(codec):
     assert replies["dense"].splitlines() == ["2 of 3 memories:", *nearest]
     assert replies["bm25"] == "No memory matches. 3 stored."
 
-
-# ---------------------------------------------------------------- what is trained
 
 CHAT = (
     "{% for tool in tools or [] %}{{ tool['function']['name'] }} {% endfor %}"

@@ -87,9 +87,6 @@ def counted(turns, task=TASK) -> Counter:
     return n
 
 
-# ---------------------------------------------------------------- the parser
-
-
 THOUGHT = "<think><update>t</update><recall>t</recall></think>"
 
 
@@ -170,9 +167,6 @@ def test_caps_cut_memory_and_query_and_say_so(codec):
     assert (cut.query, cut.query_cut) == (" Anna met", True)
     assert turns[-1].notes.recalled.query == " Anna met"  # what the cap has left
     assert not fits.memory_cut and not fits.query_cut
-
-
-# ---------------------------------------------------------------- the agent
 
 
 def test_what_is_looked_for_stands_in_the_next_prompt_and_only_there(codec):
@@ -282,9 +276,6 @@ def test_the_window_has_room_for_what_is_recalled(codec):
     assert shorter.turn_tokens() == 100 + 3 * 20 + 47 + 1024
 
 
-# ---------------------------------------------------------------- rewards
-
-
 # Equation 5: max_y recall(y, m_t) - max_y recall(y, m_t-1)
 # Equation 6: max_y recall(y, E + m_t + c_t) - max_y recall(y, m_t + c_t)
 # recall(y, x): the share of y's words that x has; m_0 is empty. Each line: the task, the memories
@@ -352,9 +343,6 @@ def test_an_update_without_a_turn_after_it_has_added_nothing_yet(codec):
 ])  # fmt: skip
 def test_format_of_the_answer(codec, response, form, paid):
     assert rewards(codec, [ask("x")] * 3 + [response], form=form)[-1]["format"] == paid
-
-
-# ---------------------------------------------------------------- counting
 
 
 def test_looks_back_are_counted(codec):

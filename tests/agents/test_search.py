@@ -135,9 +135,6 @@ def test_recall_is_the_share_of_the_evidence(found, evidence, expected):
     assert recall([one], evidence) == recall(each, evidence) == pytest.approx(expected)
 
 
-# ---------------------------------------------------------------- LoCoMo
-
-
 def ids(text):
     return [f"D{int(a)}:{int(b)}" for a, b in re.findall(r"D(\d+):(\d+)", text)]
 

@@ -51,8 +51,6 @@ def split(memory_id, criteria, **rest):
     return "split_memory", {"memory_id": memory_id, "split_criteria": criteria, **rest}
 
 
-# ---------------------------------------------------------------- the table of the tools
-
 M1 = "[m1] 2023-05-01 Ann: Ann has a red bike."
 M2 = "[m2] 2023-05-02 Ben: Ben lives in Rome."
 M3 = "[m3] 2023-06-01 Ann: Ann sold the bike."
@@ -163,9 +161,6 @@ def test_a_fault_names_the_field_and_leaves_the_state_alone(call, code, field):
     assert (code in MALFORMED) == (empty.code in MALFORMED)
 
 
-# ---------------------------------------------------------------- what is written
-
-
 def gone(k):
     return replace(ENTRIES[k], version=ENTRIES[k].version + 1, deleted=True)
 
@@ -266,9 +261,6 @@ def test_the_journal_keeps_arguments(sent, kept):
     assert apply(filled(), "search_memory", sent, SCOPE).args == kept
 
 
-# ---------------------------------------------------------------- budgets
-
-
 DATED = Entry("m1", "one two three", date="2023-05-08")  # with id and date 5 words
 TOKENS = [  # of 9, and whether there is room
     (manage("create", content="a b c d"), False),  # 5 with its id
@@ -320,9 +312,6 @@ def test_hard_budgets_count_entries_or_the_tokens_of_their_lines(entries, most, 
             assert (op.message, op.code) == (full, "full") and store.snapshot() is before
 
 
-# ---------------------------------------------------------------- replies
-
-
 def test_a_reply_holds_whole_entries_and_says_how_many_more():
     store = Store([Entry("", f"{name} sings a song") for name in ("Ann", "Ben", "Ida", "Ulf")])
     for tokens, shown in ((24, 4), (23, 3), (21, 3), (20, 2), (6, 0), (1, 0)):
@@ -362,8 +351,6 @@ def test_tools_that_are_not_there_are_unknown():
     assert apply(filled(), *delete("m1"), replace(few, without=(*TOOLS,))).code == "unknown_tool"
 
 
-# ---------------------------------------------------------------- the schema is the check
-
 LIMITS = [  # of a tool an argument that its schema names, a value that fits, others that do not
     ("search_memory", {}, "query", "x" * 500, ("", "x" * 501, 5, ["x"])),
     ("search_memory", {"query": "a"}, "top_k", 20, (0, 21, "5", 5.0, True)),
@@ -400,8 +387,6 @@ def test_a_schema_is_short_and_says_what_is_needed(schema):
     for name, field in parameters["properties"].items():
         assert is_text(function["name"], name) == (field["type"] == "string")
 
-
-# ---------------------------------------------------------------- whatever is called
 
 TEXT = st.sampled_from(["Ann moved. Later Ben left.", "tea", "Ben: Good. Ann: No.", "Oslo x"])
 ID = st.sampled_from([f"m{k}" for k in range(1, 12)])

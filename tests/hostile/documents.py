@@ -446,8 +446,6 @@ FILES: dict[str, Callable[[int], bytes]] = {
 }  # fmt: skip
 
 
-# ---------------------------------------------------------------- what a child does with a text
-
 MOST_S = 5  # of a processor, for what takes a tenth: in n squared steps it would be fifteen or more
 
 

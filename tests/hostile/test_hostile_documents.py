@@ -33,8 +33,6 @@ def readers():
     pool.close()
 
 
-# ---------------------------------------------------------------- one pass
-
 UNITS = (
     " ", "\n", " \n", "-\n", "a-\n", "a\xad", "a", "a ", "9", ".", "(", "<", "<!--",
     "-- ", "<h1", "[", '"', ": ", "the ",
@@ -163,8 +161,6 @@ def test_a_heading_in_a_comment_is_none():
     chapter = "<html><!-- <h1>No</h1> --><p>Anna.<h2 class='a>b'>One &amp; <i>all</i></h2>"
     assert contents(epub(chapter), "x.epub").pieces[0][2] == "One & all"
 
-
-# ---------------------------------------------------------------- what costs all the same
 
 LONG = ["epub long chapter", "pdf one page often", "pdf long page"]
 """No processor reads these in a second, for they are some KB that stand for minutes."""

@@ -39,9 +39,6 @@ def by_word(question: str, answer: str, response: str) -> Verdict:
     return Verdict(extracted_final_answer=response, correct=response.split()[-1] == answer)
 
 
-# ---------------------------------------------------------------- files and responses
-
-
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_a_file_is_read_in_its_order(tmp_path, form):
     path = jsonl(tmp_path, ROWS)
@@ -106,9 +103,6 @@ def test_a_response_is_judged_and_the_right_answer_is_not_told():
 ])  # fmt: skip
 def test_a_confidence_is_read_from_a_response(response, sure):
     assert confidence(response) == sure
-
-
-# ---------------------------------------------------------------- the judge
 
 
 @pytest.mark.parametrize("text", [
@@ -195,9 +189,6 @@ def test_a_judge_that_cannot_answer_is_refused(server, monkeypatch, fault, says)
     server.stop()
     with pytest.raises(UserError, match="start it first"):  # before the first question
         ServedJudge(server.spec)
-
-
-# ---------------------------------------------------------------- with a memory
 
 
 class Sure(Acting):

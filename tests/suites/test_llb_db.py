@@ -66,9 +66,6 @@ def with_field(path: Path, place: str, value: object) -> Databases:
     return Databases(path)
 
 
-# ---------------------------------------------------------------- the file
-
-
 @pytest.mark.parametrize(("place", "value", "field"), [
     ("instruction", None, "instruction"), ("instruction", "\ud800", "instruction"),
     ("answer_info.sql", " ", "answer_info.sql"), ("answer_info.direct", None, "'direct'"),
@@ -111,9 +108,6 @@ def test_tasks_have_kinds_and_a_fingerprint_of_tables_and_answers(tmp_path):
     )
 
 
-# ---------------------------------------------------------------- the score
-
-
 @pytest.mark.parametrize(
     ("rows", "of_them"),
     [
@@ -148,9 +142,6 @@ def test_the_digest_by_hand(rows, of_them):
 def test_which_answers_are_right_as_the_release_judges_them(answer, gold, right):
     """Golden values: what its own validator has said of each, run beside the checkout."""
     assert right_rows(answer, gold) is right
-
-
-# ---------------------------------------------------------------- responses and episodes
 
 
 @pytest.mark.parametrize(("response", "action"), [
@@ -260,9 +251,6 @@ def test_two_episodes_share_nothing(monkeypatch):
             assert "no such table" in other.step(block(f"SELECT * FROM {name}")).observation
         other.step(solution[0])
         assert other.step(solution[1]).reward == 1.0 and one.step(solution[1]).reward == -1.0
-
-
-# ---------------------------------------------------------------- SQLite
 
 
 @pytest.fixture
@@ -409,9 +397,6 @@ def test_random_hostile_statements_never_raise(monkeypatch):
                 assert episode.database.execute("SELECT 1")[1] == [(1,)]
         assert "(6 rows)" in other.step(block("SELECT * FROM boats")).observation
     assert 50 < ran < 950  # neither all refused nor all run
-
-
-# ---------------------------------------------------------------- the published file
 
 
 @published

@@ -135,9 +135,6 @@ def perl(code: str) -> str:
     return f"perl -e '{code}'"
 
 
-# ---------------------------------------------------------------- what is tried
-
-
 @hostile
 def test_nothing_is_got_hold_of(inside):
     """Sockets to the host, io_uring, namespaces, other processes, mounts, settings, devices."""
@@ -289,9 +286,6 @@ def test_a_daemon_that_is_left_over_keeps_nobody_waiting_and_ends(inside):
     assert (ran.output, ran.code) == ("started\n", 3)
 
 
-# ---------------------------------------------------------------- systems
-
-
 def test_a_system_is_root_with_users_of_its_own_and_keeps_what_is_done():
     with closing(System()) as one, closing(System()) as other:
         said = one.run("useradd ada; echo 1 > /srv/x; su ada -c 'sudo -n id || id -un'", HANG_S)
@@ -385,9 +379,6 @@ def test_a_tree_is_its_systems_own_and_one_that_cannot_be_made_leaves_nothing(
     assert (tree / "b").stat().st_mode & 0o7777 == 0o4751
     os.chown(tree, 0, 0)  # as an earlier version has made it
     assert sandbox.GET_SYSTEM in sandbox.lacking(True)[0][1]
-
-
-# ---------------------------------------------------------------- a program
 
 
 def test_descriptors_beyond_1023_do():

@@ -27,8 +27,6 @@ from tokens.codec import Characters
 
 ROOT = Path(__file__).parents[2]
 
-# ---------------------------------------------------------------- files, made here
-
 
 def pdf(*pages: str, title: str = "") -> bytes:
     """Make a PDF of one line a page; "" is a page without text."""
@@ -76,9 +74,6 @@ def put(folder: Path, **files: bytes) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     return folder
-
-
-# ---------------------------------------------------------------- forms
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
@@ -154,8 +149,6 @@ def test_sizes_that_lie_and_entities_without_end_unpack_nothing(monkeypatch):
     assert "damaged" in said(epub("x", O__b___opf=bomb))
 
 
-# ---------------------------------------------------------------- books
-
 CHAPTER = "<html><body><p>Anna reached Lima.</p></body></html>"
 
 
@@ -196,9 +189,6 @@ def test_chapters_that_are_missing_or_unreadable_are_left_out_and_said():
     found = contents(book.replace(b"c2 x.xhtml", b"c2_x.xhtml"), "a.epub")
     assert [number for _, number, _ in found.pieces] == [1]
     assert all(f"O/c{k} x.xhtml" in found.remark for k in (4, 3, 2, 1))
-
-
-# ---------------------------------------------------------------- several files
 
 
 def test_a_folder_is_one_document_in_natural_order_and_says_what_it_leaves_out(tmp_path, read_here):
@@ -338,9 +328,6 @@ def test_pages_of_two_files_of_one_name_are_no_run():
     named = tuple(Part(k, "a", "page", k + 1, f"{k}-{k}") for k in range(3))
     assert Document("abc", named, "").where([(0, 1), (2, 3)]) == "pages 1 (0-0), 3 (2-2)"
     assert Document("abc", named, "").where([(1, 2)]) == "page 2 (1-1)"
-
-
-# ---------------------------------------------------------------- from tokens to characters
 
 
 @pytest.mark.parametrize(("most", "over"), [(None, "center"), (4, "center"), (3, "center"),

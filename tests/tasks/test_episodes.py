@@ -82,9 +82,6 @@ def test_an_evaluation_asks_one_question_of_each_ledger():
         assert not task.probes and task.question and "test" in task.id and task.beside("x") == {}
 
 
-# ---------------------------------------------------------------- conversations
-
-
 @pytest.fixture
 def path(tmp_path):
     return write(tmp_path / "talks.json", [sample("conv-26"), sample("conv-30")])

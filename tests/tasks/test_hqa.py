@@ -112,8 +112,6 @@ def test_build_refuses(tmp_path):
             make_tasks(tasks, n)
 
 
-# ---- where the evidence may stand ----
-
 RULES = {
     # ReMemR1's paper: reverse order, successive hops more than N/2 apart
     "paper": EvidenceRule("reverse", 0.5),
@@ -217,9 +215,6 @@ def test_under_compat_seed4_evidence_is_chosen_and_not_moved(tmp_path):
     ]
     with pytest.raises(UserError):
         make_tasks(source, 60, len(right) + 1, EXTRA, compat_seed4=True, evidence=RULES["code"])
-
-
-# ---- the real data beside the checkout ----
 
 
 @real

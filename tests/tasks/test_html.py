@@ -16,9 +16,6 @@ def text(markup: str | bytes, name: str = "x.html") -> str:
     return found
 
 
-# ---------------------------------------------------------------- what a person sees of HTML
-
-
 @pytest.mark.parametrize(
     ("markup", "seen"),
     [
@@ -120,9 +117,6 @@ def test_elements_of_xml_that_end_at_once_swallow_nothing():
     assert contents(epub(page), "a.epub").pieces[0][0] == "Anna\nleft. 1 < 2"
 
 
-# ---------------------------------------------------------------- encodings
-
-
 @pytest.mark.parametrize(
     ("label", "encoding", "words"),
     [
@@ -201,9 +195,6 @@ def test_runs_of_nul_are_left_out_and_counted():
     for binary in (log + b"\x01\0\0", bytes(99), b"a\0b\0", b"\x7fELF\0\0", b"a\x01b\0\0"):
         with pytest.raises(UserError):
             contents(binary, "a.log")
-
-
-# ---------------------------------------------------------------- books
 
 
 def package(head: str = "", title: str = "A Book", **items: str) -> str:

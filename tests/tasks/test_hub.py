@@ -107,9 +107,6 @@ def test_a_hub_that_stops_answering_is_one_sentence(monkeypatch):
     assert "hf:a/b/x.jsonl" in refused("hf:a/b")
 
 
-# ---------------------------------------------------------------- the commit
-
-
 @pytest.fixture
 def commits(monkeypatch):
     """Answer every question for a commit; return what was asked for."""
@@ -139,8 +136,6 @@ def test_names_are_pinned_and_all_else_is_left_alone(commits):
     suite = hub.pinned(suites.make("ruler", {"squad": "hf:s:dev"}))
     assert suite.squad == f"hf:s{at}:dev"
 
-
-# ---------------------------------------------------------------- a hub
 
 COMMAND = """
 import sys

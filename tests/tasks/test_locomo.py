@@ -86,9 +86,6 @@ def loaded(tmp_path):
     return found
 
 
-# ---------------------------------------------------------------- good files
-
-
 def test_sessions_are_in_order_and_a_caption_is_part_of_its_turn(loaded):
     sessions = loaded[0].sessions
     dated = [(s.number, s.date) for s in sessions]
@@ -132,8 +129,6 @@ def test_what_a_store_can_start_with(loaded):
     assert memories["summaries"][2] == Memory("They met, 10.", None, "2024-02-28", 10, ("S10",))
     assert memories["sessions"][0] == Memory("Line 1.", "Ada", jan, 1, ("D1:1",))
 
-
-# ---------------------------------------------------------------- bad files
 
 GONE = object()
 
@@ -196,9 +191,6 @@ def test_a_file_that_is_something_else(tmp_path):
     refused(tmp_path / "none")
 
 
-# ---------------------------------------------------------------- splits
-
-
 def test_splits_keep_conversations_whole(loaded):
     names = [f"made-{n}" for n in range(10)]
     conversations = [replace(loaded[0], id=name) for name in names]
@@ -227,9 +219,6 @@ def test_category_5_is_left_out_unless_wanted(loaded, rule):
         parts = split(conversations, rule, adversarial=adversarial).values()
         asked = Counter(p.category for part in parts for c in part for p in c.probes)
         assert asked == {1: 4, 2: 2, 3: 2, 4: 4} | fives
-
-
-# ---------------------------------------------------------------- category 5, a choice
 
 
 def test_category_5_is_asked_as_a_choice_whose_order_is_drawn_by_its_id(loaded):
@@ -281,9 +270,6 @@ def test_the_official_metric_reads_a_choice_as_the_original_does(loaded, said, p
         elsewhere = Probe("q", "What?", ("You did not say.",), 0, abstains=True)
         assert official_score(said, elsewhere) == (place == 0)
         assert official_score(said, Probe("q", "What?", ("pears",), 4)) == 0
-
-
-# ---------------------------------------------------------------- the official metric
 
 
 def probe(gold, category=4):
@@ -380,8 +366,6 @@ def test_both_versions_agree_and_no_data_of_nltk_is_needed(monkeypatch):
             scores.append(score)
     assert len(scores) == 1200 and sum(0 < score < 1 for score in scores) > 300
 
-
-# ---------------------------------------------------------------- the published file
 
 # id -> sessions, turns, observations, questions by category 1 to 5
 COUNTS = {

@@ -135,8 +135,6 @@ def test_memories_without_sessions_are_one_stretch_and_a_document_of_their_own(t
     assert a.document == "In Oslo." and a.document_digest != b.document_digest
 
 
-# ---------------------------------------------------------------- answers without an answer
-
 UNKNOWN = """\
 You did not mention this information. You mentioned your cat Luna but not your hamster.
 The information provided is not enough. You did not mention owning a violin.
@@ -205,8 +203,6 @@ def test_where_there_is_no_answer_it_is_right_to_say_so_in_any_words_or_by_the_l
         assert word_f1(answer, probe) == right, answer
     assert word_f1("Ada", Probe("q", "Who?", ("Ada Lovelace",), 0)) == pytest.approx(2 / 3)
 
-
-# ---------------------------------------------------------------- bad files
 
 BAD = [  # where in the conversation, what stands there
     *((("id",), bad) for bad in (GONE, 7, "a\nb", "talk-1")),

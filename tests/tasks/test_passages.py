@@ -159,9 +159,6 @@ def test_questions_that_cannot_be_placed_are_passed_over_at_every_length(questio
     assert [t.id for t in short] == [t.id for t in long] and {t.id[-1] for t in long} == {"0"}
 
 
-# ---- as a suite, and as files ----
-
-
 def test_the_suite_and_the_files_hold_the_same_tasks(tmp_path, questions, capsys):
     passages = zip(EXTRA.titles, EXTRA.texts, strict=True)
     filler = lines(tmp_path / "f.jsonl", [{"title": t, "text": x} for t, x in passages])
@@ -238,9 +235,6 @@ def test_questions_of_one_paragraph_stand_side_by_side(questions, together):
     tasks = make_tasks(questions, 1, together=together)
     assert len({task.id for task in tasks}) == len(tasks) == len(questions) == 90
     assert sum(a.order != b.order for a, b in pairwise(tasks)) == 29
-
-
-# ---------------------------------------------------------------- without their paragraph
 
 
 @pytest.mark.parametrize("together", [1, 3])

@@ -97,8 +97,6 @@ def test_a_raised_number_stays_apart(drawn, seen):
     assert text(f"BT /F 12 Tf 50 700 Td {drawn} ET") == seen
 
 
-# ---------------------------------------------------------------- columns
-
 LEFT = [f"left {k} goes on to the end of the column" for k in range(6)]
 RIGHT = [f"right {k} goes on to the end of the column" for k in range(6)]
 THREE = [[f"{name} {k} goes to the end" for k in range(8)] for name in ("one", "two", "six")]
@@ -134,8 +132,6 @@ def across(*columns: list[str], x: int = 50, apart: int = 270) -> str:
 def test_columns_are_read_one_after_the_other_and_rows_of_tables_as_lines(drawn, seen):
     assert [line for line in text(drawn).split("\n") if line in seen] == seen
 
-
-# ---------------------------------------------------------------- fields, comments, attachments
 
 FORM = "/Subtype /Form /BBox [0 0 200 20]"
 BOX = "/AS /{0} /V /{0} /AP << /N << /Yes 20 0 R /Off 20 0 R >> >>"
@@ -199,8 +195,6 @@ def test_comments_are_marked_and_what_is_attached_is_named():
     assert found.remark == "a.pdf (1 page): attached and not read: invoice.txt; plan.dwg."
 
 
-# ---------------------------------------------------------------- what cannot be read
-
 GARBLED = "BT /G 12 Tf 50 700 Td <0037004B0048000300260052> Tj ET"
 PICTURE = "q 600 0 0 800 0 0 cm BI /W 1 /H 1 /BPC 8 /CS /G ID \x80 EI Q "
 
@@ -259,8 +253,6 @@ def test_a_pdf_that_breaks_off_is_read_or_one_sentence(capfd):
             assert "\n" not in str(error) and "a.pdf" in str(error)
     assert capfd.readouterr() == ("", "")
 
-
-# ---------------------------------------------------------------- what nobody sees, what repeats
 
 OFF = "/OCProperties << /OCGs [10 0 R] /D << /OFF [10 0 R] >> >>"
 UNSEEN = {
@@ -349,8 +341,6 @@ def test_what_does_not_run_on_stays(pages):
     found = reading(*(lines(*page) for page in pages))
     assert [page.split("\n") for page, _, _ in found.pieces] == pages and not found.remark
 
-
-# ---------------------------------------------------------------- encryption
 
 PADDING = bytes.fromhex("28BF4E5E4E758A4164004E56FFFA01082E2E00B6D0683E802F0CA9FE6453697A")
 

@@ -106,8 +106,6 @@ def test_a_number_is_found_as_that_number_alone(answer):
     assert [text for text in not_there if places(f"There: {text} or so", answer)] == []
 
 
-# ---------------------------------------------------------------- the sentence
-
 SIGNED = "Who signed the contract?"
 QUOTES = [  # text, answer, question, what is said of it
     ("Anna Lindt ate. The contract was signed by\nAnna Lindt in Bern. He left.",

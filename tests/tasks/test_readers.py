@@ -55,8 +55,6 @@ def fails(path: Path, place: str = "", **kwargs) -> None:
     assert path.name in message and place in message, message
 
 
-# ---- good records, one of each form ----
-
 OWN = {"question": "Who keeps bees?", "answers": ["Ada", "Ada L."], "context": "Ada keeps bees."}
 ASKED = {"question": "Who?", "answer": "Ada"}
 MEMAGENT = {
@@ -343,9 +341,6 @@ def test_running_text_and_passages(tmp_path):
             read_texts(tmp_path / name)
 
 
-# ---- broken files ----
-
-
 @pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize("bad", [
     '{"question": "Q"', "[1, 2]", "nonsense", '{"a": 1} {"a": 2}', "[" * 20000, "9" * 5000,
@@ -491,8 +486,6 @@ def test_damage_is_a_user_error_or_nothing(tmp_path, cut, junk, breaks_off, name
     except UserError as error:
         assert name in str(error)
 
-
-# ---- what is written ----
 
 text = st.text(min_size=1, max_size=20).filter(str.strip)  # line separators, NUL, emoji, quotes
 row = st.tuples(text, st.lists(text, min_size=1, max_size=3), text, st.text(max_size=5))

@@ -21,9 +21,6 @@ def read(text: str, name: str = "x") -> tuple[str, str]:
     return shown, found.remark
 
 
-# ---------------------------------------------------------------- JSON
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -55,9 +52,6 @@ def read(text: str, name: str = "x") -> tuple[str, str]:
 )  # fmt: skip
 def test_json_is_decoded_in_place_and_text_stays(text, shown):
     assert read(text, "x.json") == (shown, "")
-
-
-# ---------------------------------------------------------------- data: URLs and base64
 
 
 @pytest.mark.parametrize(
@@ -102,9 +96,6 @@ def test_pictures_and_other_data_are_left_out_and_counted(text, shown):
 )
 def test_what_only_looks_like_it_stays(text):
     assert read(text) == (text, "")
-
-
-# ---------------------------------------------------------------- notebooks
 
 
 def cell(kind: str, source, **more) -> dict:
@@ -169,9 +160,6 @@ def test_a_damaged_notebook_is_read_as_json(damage):
     shown, remark = read(text)
     assert json.loads(shown) == json.loads(text) and remark == ""
     assert read(text[:-9])[0].startswith('{"metadata"')
-
-
-# ---------------------------------------------------------------- chats and subtitles
 
 
 def node(parent: str | None, role: str = "", *parts: object, **more: object) -> dict:

@@ -117,9 +117,6 @@ def test_the_haystack_is_named():
         assert suite.about(scope, column) == {"seed": 0, "haystack": name}
 
 
-# ---------------------------------------------------------------- who answers
-
-
 def test_agents_and_their_weights():
     agents = ("memagent", "memagent@untrained", "full", "bm25@untrained")
     config = replace(QUICK, model="m", untrained="u", agents=agents)
@@ -247,8 +244,6 @@ def test_what_means_nothing_is_refused(fields, named):
         asked_of(**fields)
     assert "\n" not in str(error.value)
 
-
-# ---------------------------------------------------------------- settings of earlier versions
 
 EARLIER = {  # an evaluation's settings as they were written when they held those of all suites
     "data": ["world"], "lengths": [1], "n": 2, "filler": [], "source_split": "",
