@@ -4,6 +4,7 @@ a process that is killed at any time, files of strangers, one writer."""
 import hashlib
 import itertools
 import math
+import multiprocessing
 import os
 import random
 import sqlite3
@@ -77,6 +78,7 @@ class Naive:
 
     def __init__(self, config: BankConfig, embedder: Plane | None):
         self.c, self.embedder = config, embedder
+        self.row = embedder and cache(embedder.row)
         self.intents, self.entries = [], []  # of all that was written
         self.see(())
 
@@ -88,7 +90,7 @@ class Naive:
 
     def similarity(self, text: str, other: str) -> float:
         if self.embedder:
-            return float(self.embedder.row(text) @ self.embedder.row(other))
+            return float(self.row(text) @ self.row(other))
         asked, n, df = text.split(), len(self.seen), self.having
 
         def bm25(item):  # Lucene's
@@ -175,7 +177,7 @@ def test_the_naive_bank_shows_the_same_entries_with_the_same_utilities():
             max_entries=rng.choice((0, 25)),
         )  # fmt: skip
         made, naive = Bank(None, config, embedder), Naive(config, embedder)
-        for step in range(20):
+        for step in range(12):
             lessons = []
             for _ in range(3):
                 intent = " ".join(rng.choices(VOCABULARY, k=rng.randint(1, 6)))
@@ -199,7 +201,7 @@ def test_the_naive_bank_shows_the_same_entries_with_the_same_utilities():
         dead = [e["id"] for e in naive.entries if e["dead"]]
         assert {*range(1, len(values) + 1)} - {e.id for e in made.entries()} == {*dead}
         utilities += len(values)
-    assert (retrievals, utilities) == (1440, 1440)
+    assert (retrievals, utilities) == (864, 864)
 
 
 def test_phase_b_is_a_hand_computed_table():
@@ -355,18 +357,14 @@ def test_another_embedder_is_refused(tmp_path):
     assert bank(path, frozen=True).entries()  # it may be searched by words
 
 
-def in_child(code: str) -> None:
-    """Run code with the names of this file, in an interpreter of its own."""
-    paths = "import sys; sys.path[:0] = ['.', 'tests', 'tests/agents']; from test_bank import *\n"
-    subprocess.run([sys.executable, "-c", paths + code], cwd=Path(__file__).parents[2], check=False)
-
-
 def test_frozen_sees_what_a_killed_process_left_in_the_log(tmp_path):
     path = tmp_path / "b.db"
-    in_child(
-        f"import os; made = filled([(0.9, 0.5)], Path({str(path)!r})); os.kill(os.getpid(), 9)"
-    )
-    assert Path(f"{path}-wal").stat().st_size
+
+    def fill():
+        made = filled([(0.9, 0.5)], path)
+        os.kill(os.getpid(), 9 * bool(made))
+
+    assert killed_in_child(fill, 1 << 30) and Path(f"{path}-wal").stat().st_size
     before = path.read_bytes()
     assert bank(path, Plane(q=1.0), frozen=True).retrieve("q").ids == (1,)
     assert path.read_bytes() == before
@@ -402,18 +400,19 @@ def filling(path: Path) -> None:
 
 
 def test_killed_at_any_time_it_goes_on_to_the_same_rows(tmp_path):
-    # an interpreter of its own: what comes out may not depend on its hashes either
-    in_child(f"filling(Path({str(tmp_path / 'whole.db')!r}))")
-    rng, path = random.Random(0), tmp_path / "killed.db"
-    calls = calls_of(lambda: filling(tmp_path / "counted.db"))
+    """As an interpreter of its own makes them: they do not depend on its hashes either."""
+    whole, killed = tmp_path / "whole.db", tmp_path / "killed.db"
+    code = "import sys; sys.path[:0] = ['.', 'tests', 'tests/agents']; from test_bank import *; "
+    words = [sys.executable, "-c", f"{code}filling(Path({str(whole)!r}))"]
+    subprocess.run(words, cwd=ROOT, check=True)
+    rng, calls = random.Random(0), calls_of(lambda: filling(tmp_path / "counted.db"))
     for _ in range(3):
-        assert killed_in_child(lambda: filling(path), int(calls * rng.uniform(0.05, 0.2)))
-        assert bank(path, Plane(), delta=-1.0, frozen=True)._value("PRAGMA integrity_check") == "ok"
-    filling(path)
-    digests = {
-        bank(p, Plane(), delta=-1.0, frozen=True).digest for p in (path, tmp_path / "whole.db")
-    }
-    assert len(digests) == 1
+        assert killed_in_child(lambda: filling(killed), int(calls * rng.uniform(0.05, 0.2)))
+        found = bank(killed, Plane(), delta=-1.0, frozen=True)
+        assert found._value("PRAGMA integrity_check") == "ok"
+    filling(killed)
+    one, other = (bank(p, Plane(), delta=-1.0, frozen=True).digest for p in (killed, whole))
+    assert one == other
 
 
 @pytest.fixture(scope="module")
@@ -443,32 +442,26 @@ def run(path: Path, sql: str) -> None:
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x FROM c"
 ALTER = "PRAGMA writable_schema = ON; UPDATE sqlite_master SET "
 WRONG = {
-    "view in place of a table": f"DROP TABLE event; CREATE VIEW event AS {ENDLESS}",
+    "view": f"DROP TABLE event; CREATE VIEW event AS {ENDLESS}",
     "view beside": f"CREATE VIEW other AS {ENDLESS}",
     "trigger": "CREATE TRIGGER tr AFTER INSERT ON info BEGIN DELETE FROM entry; END",
-    "endless trigger": (
-        "CREATE TRIGGER tr AFTER UPDATE ON entry BEGIN "
-        f"INSERT INTO event (t) {ENDLESS}; END"
-    ),
+    "endless trigger":
+        f"CREATE TRIGGER tr AFTER UPDATE ON entry BEGIN INSERT INTO event (t) {ENDLESS}; END",
     "generated column": "ALTER TABLE entry ADD COLUMN g AS (zeroblob(1000000000))",
     "index of an expression": "CREATE INDEX ix ON entry (abs(q))",
     "missing table": "DROP TABLE event",
     "one table more": "CREATE TABLE more (x)",
     "virtual table": "DROP TABLE event; CREATE VIRTUAL TABLE event USING fts5 (x)",
-    "constraint": (
-        f"{ALTER}sql = replace(sql, 'q REAL NOT NULL,', "
-        "'q REAL NOT NULL CHECK (abs(random()) > q),') WHERE name = 'entry'"
-    ),
+    "constraint": f"{ALTER}sql = replace(sql, 'q REAL NOT NULL,', "
+                  "'q REAL NOT NULL CHECK (abs(random()) > q),') WHERE name = 'entry'",
     "no SQL": f"{ALTER}sql = 'noise' WHERE name = 'entry'",
     "another program's": "PRAGMA application_id = 7",
     "newer": "UPDATE info SET value = '99' WHERE key = 'schema'",
     "no version": "DELETE FROM info WHERE key = 'schema'",
-    "other tables alone": (
-        "PRAGMA application_id = 0; DROP TABLE event; DROP TABLE entry; DROP TABLE intent"
-    ),
-    "vectors of no embedder": (
-        "UPDATE info SET value = '{\"name\": 1, \"dim\": \"x\"}' WHERE key = 'embedder'"
-    ),
+    "other tables": "PRAGMA application_id = 0; DROP TABLE event; DROP TABLE entry; "
+                    "DROP TABLE intent",
+    "no embedder": "UPDATE info SET value = '{\"name\": 1, \"dim\": \"x\"}' "
+                   "WHERE key = 'embedder'",
     "a count in words": "UPDATE entry SET wins = 'many'",
     "a vector in words": "UPDATE intent SET vec = 'far'",
     "text": lambda raw: b"these are notes, no bank\n" * 40,
@@ -482,7 +475,7 @@ WRONG = {
 @pytest.mark.parametrize("frozen", [False, True], ids=["open", "frozen"])
 @pytest.mark.parametrize("how", WRONG)
 def test_what_is_no_bank_is_one_sentence_and_stays_as_it_is(path, how, frozen):
-    if frozen and how == "vectors of no embedder":  # it may be searched by words
+    if frozen and how == "no embedder":  # it may be searched by words
         return
     if isinstance(WRONG[how], str):
         run(path, WRONG[how])
@@ -506,11 +499,9 @@ def test_what_is_no_file_of_a_bank_is_one_sentence(path, tmp_path, monkeypatch):
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "loop").symlink_to("loop")
-    for name in ("folder", "fifo", "loop", "a\0b", "x" * 300, "none/b.db"):
+    for name in ("folder", "fifo", "loop", "a\0b", "x" * 300, "none/b.db", "none.db"):
         with pytest.raises(UserError):
-            Bank(tmp_path / name, BankConfig())
-    with pytest.raises(UserError):
-        Bank(tmp_path / "none.db", BankConfig(), frozen=True)
+            Bank(tmp_path / name, BankConfig(), frozen=name == "none.db")
     monkeypatch.setattr("agents.bank.MOST_BYTES", 4096)
     with pytest.raises(UserError, match="too large"):
         Bank(path, BankConfig(), frozen=True)
@@ -542,26 +533,27 @@ def test_a_journal_of_a_stranger_is_not_used(path):
     assert Path(f"{path}-journal").exists()
 
 
+def hold(path, pipe) -> None:
+    made = Bank(path, BankConfig())
+    pipe.send(len(made.entries()))
+    pipe.recv()
+
+
 def test_a_second_writer_is_told_who_the_first_one_is(path):
     """Readers are not kept out, and a writer that was killed keeps nobody out."""
-    code = (
-        "import sys; from pathlib import Path; from agents.bank import Bank, BankConfig; "
-        f"bank = Bank(Path({str(path)!r}), BankConfig()); print('open', flush=True); "
-        "sys.stdin.read()"
-    )
-    writer = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    pipe, other = multiprocessing.Pipe()
+    fork = multiprocessing.get_context("fork")
+    writer = fork.Process(target=hold, args=(path, other), daemon=True)
+    writer.start()
     try:
-        assert writer.stdout.readline() == "open\n"
+        assert pipe.recv() == 2
         with pytest.raises(UserError, match=f"written by process {writer.pid} .* since 2"):
             Bank(path, BankConfig())
         with closing(Bank(path, BankConfig(), frozen=True)) as looking:
             assert len(looking.entries()) == 2
     finally:
         writer.kill()
-        writer.wait(HANG_S)
+        writer.join(HANG_S)
     with closing(Bank(path, BankConfig())) as left:
         assert len(left.entries()) == 2
     assert not [each for each in path.parent.iterdir() if each != path]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_store import read_store
 
 from agents.search import Search
 from agents.store import Entry, Store
@@ -424,6 +425,6 @@ def test_whatever_is_called_raises_nothing_and_what_fails_changes_nothing(calls)
         assert sizes[1] <= max(60, sizes[0])  # no store grows over its hard budget
         assert store.snapshot() is before or op.ok
     refuse(store, tight, "cut", "it has no end")
-    again = Store.from_lines([*store.lines()], "a record")
+    again = read_store([*store.lines()])
     assert again.journal == store.journal
     assert again.snapshot().entries == store.snapshot().entries
