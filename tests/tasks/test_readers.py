@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+from itertools import product
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,14 +25,10 @@ real = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real data is not at 
 
 
 def lines(path: Path, records: list) -> Path:
+    """Write lines of JSON, packed where the name says so; a text is a line as it is."""
     raw = "".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in records)
     raw = raw.encode(errors="surrogateescape")
     path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
-    return path
-
-
-def array(path: Path, records: list) -> Path:
-    path.write_text(json.dumps(records, indent=1), encoding="utf-8")
     return path
 
 
@@ -43,7 +40,10 @@ def parquet(path: Path, records: list) -> Path:
 def written(path: Path, *records) -> Path:
     """Write records in the container that the name asks for."""
     path.parent.mkdir(exist_ok=True)
-    return {".json": array, ".parquet": parquet}.get(path.suffix, lines)(path, [*records])
+    if path.suffix == ".json":
+        path.write_text(json.dumps(records, indent=1), encoding="utf-8")
+        return path
+    return (parquet if path.suffix == ".parquet" else lines)(path, [*records])
 
 
 def fails(path: Path, place: str = "", **kwargs) -> None:
@@ -58,12 +58,11 @@ def fails(path: Path, place: str = "", **kwargs) -> None:
 OWN = {"question": "Who keeps bees?", "answers": ["Ada", "Ada L."], "context": "Ada keeps bees."}
 ASKED = {"question": "Who?", "answer": "Ada"}
 MEMAGENT = {
-    "data_source": "hotpotqa",
-    "prompt": [{"role": "user", "content": "Who keeps bees?"}],
+    "data_source": "hotpotqa", "prompt": [{"role": "user", "content": "Who keeps bees?"}],
     "context": "Document 1:\nAda\nAda keeps bees.",
     "reward_model": {"style": "rule", "ground_truth": ["Ada"]},
     "extra_info": {"index": 7, "question": "Who keeps bees?", "num_docs": 30},
-}
+}  # fmt: skip
 EVAL = {
     "context": "Ada keeps bees.", "input": "Who keeps bees?", "answers": ["Ada"], "num_docs": 40,
     "index": 3,
@@ -75,19 +74,15 @@ RULER = {
 
 
 def hotpot(i: int) -> dict:
-    return {
-        "_id": f"q{i}",
-        "question": f"Who rules the land of Town {i}?",
-        "answer": f"Queen {i}",
-        "supporting_facts": [[f"Land {i}", 0], [f"Town {i}", 0], [f"Land {i}", 1]],
-        "context": [
-            ["Common", ["A common text."]],
-            [f"Town {i}", [f"Town {i} lies in Land {i}.", " It is old."]],
-            [f"Land {i}", [f"Land {i} is ruled by Queen {i}."]],
-        ],
-        "type": "bridge",
-        "level": "hard",
-    }
+    context = [
+        ["Common", ["A common text."]],
+        [f"Town {i}", [f"Town {i} lies in Land {i}.", " It is old."]],
+        [f"Land {i}", [f"Land {i} is ruled by Queen {i}."]],
+    ]
+    facts = [[f"Land {i}", 0], [f"Town {i}", 0], [f"Land {i}", 1]]
+    asked = {"question": f"Who rules the land of Town {i}?", "answer": f"Queen {i}"}
+    labels = {"_id": f"q{i}", "type": "bridge", "level": "hard"}
+    return labels | asked | {"supporting_facts": facts, "context": context}
 
 
 def paragraphs(i: int, n_own: int = 10) -> dict:
@@ -106,31 +101,24 @@ HUB = {
     "context": {"title": ["A", "B"], "sentences": [["One.", " Two."], ["Three."]]},
 }  # fmt: skip
 FLASHRAG = {
-    "id": "dev_0",
-    "question": "Who?",
-    "golden_answers": ["Ada", "A. L."],
+    "id": "dev_0", "question": "Who?", "golden_answers": ["Ada", "A. L."],
     "metadata": {
-        "type": "inference",
-        "supporting_facts": HUB["supporting_facts"],
+        "type": "inference", "supporting_facts": HUB["supporting_facts"],
         "context": {"title": ["A", "B"], "content": [["One.", "Two."], ["Three."]]},
     },
-}
+}  # fmt: skip
 WIKI = {
     "_id": "w", "question": "Who?", "answer": "Ada", "evidences": [], "type": "inference",
     "supporting_facts": [["B", 0]], "context": [["A", ["One.", "Two."]], ["B", ["Three."]]],
 }  # fmt: skip
 MUSIQUE = {
-    "id": "2hop__1",
-    "question": "Who?",
-    "answer": "Ada",
-    "answer_aliases": ["A. L."],
+    "id": "2hop__1", "question": "Who?", "answer": "Ada", "answer_aliases": ["A. L."],
     "answerable": True,
     "paragraphs": [{"idx": k, "title": f"T{k}", "paragraph_text": f"Text {k}."} for k in range(3)],
     "question_decomposition": [
-        {"id": 1, "paragraph_support_idx": 2},
-        {"id": 2, "paragraph_support_idx": 0},
+        {"id": 1, "paragraph_support_idx": 2}, {"id": 2, "paragraph_support_idx": 0},
     ],
-}
+}  # fmt: skip
 SQUAD = {
     "id": "s", "title": "Bees", "question": "Who?", "context": "Ada.", "answers": [{"text": "Ada"}],
 }  # fmt: skip
@@ -241,7 +229,7 @@ def test_what_is_read_of_each_form(tmp_path, name, record, expected):
 
 
 def test_paragraphs_share_one_pool_and_the_evidence_stands_once_in_its_order(tmp_path):
-    _, task = tasks = read(array(tmp_path / "hotpot.json", [hotpot(1), hotpot(2)]))
+    _, task = tasks = read(written(tmp_path / "hotpot.json", hotpot(1), hotpot(2)))
     assert tasks[0].pool is task.pool and len(task.pool.titles) == 5  # Common once
     assert gold_titles(task) == ["Land 2", "Town 2"] == [*task.clues]
     assert task.document.startswith("Document 1:\nCommon\nA common text.\n\nDocument 2:\nTown 2\n")
@@ -253,7 +241,7 @@ def test_paragraphs_share_one_pool_and_the_evidence_stands_once_in_its_order(tmp
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_eval_json_of_passage_numbers(tmp_path, nested):
-    source = array(tmp_path / "hotpotqa_dev.json", [hotpot(1), hotpot(2)])
+    source = written(tmp_path / "hotpotqa_dev.json", hotpot(1), hotpot(2))
     numbers = [4, 0, 2]  # in the sorted passages: Common, Land 1, Land 2, Town 1, Town 2
     path = written(tmp_path / "e.json", EVAL | {"context": [numbers] if nested else numbers})
     (task,) = read(path, pool=source)
@@ -307,16 +295,11 @@ def test_what_is_left_out_is_counted(tmp_path, capsys):
     assert " ".join(capsys.readouterr().out.split()).endswith(": 3.")
 
 
-@pytest.mark.parametrize(
-    ("tree", "ids"),
-    [
-        (OWN, ["0"]),
-        ({"data": [OWN, OWN]}, ["0", "1"]),
-        ({"version": 2, "questions": [OWN | {"id": "a"}]}, ["a"]),
-        ({"train": [OWN], "test": [OWN]}, ["0", "1"]),
-        ({"q1": OWN, "q2": OWN | {"id": "own"}}, ["q1", "own"]),
-    ],
-)
+@pytest.mark.parametrize(("tree", "ids"), [
+    (OWN, ["0"]), ({"data": [OWN, OWN]}, ["0", "1"]), ({"train": [OWN], "test": [OWN]}, ["0", "1"]),
+    ({"version": 2, "questions": [OWN | {"id": "a"}]}, ["a"]),
+    ({"q1": OWN, "q2": OWN | {"id": "own"}}, ["q1", "own"]),
+])  # fmt: skip
 @pytest.mark.parametrize("indent", [None, 1])
 def test_json_of_one_value(tmp_path, tree, ids, indent):
     path = tmp_path / "x.json"
@@ -387,7 +370,7 @@ def test_of_many_mistakes_the_first_is_told(tmp_path, record):
     assert error.value.__cause__.error_count() == 1
 
 
-VALUES = (None, 2**70, -2.5, True, "", " ", "\ud800", [], [None], [[5, "x"]], [{}], {"title": 5})
+VALUES = (None, 2**70, True, " ", "\ud800", [], [None], [[5, "x"]], [{}], {"title": 5})
 GONE = b"gone"  # in no JSON
 
 
@@ -421,23 +404,22 @@ def test_whatever_stands_at_any_place_is_read_or_refused(tmp_path, good):
     type, after a good record, so that the form is known. Any task that is read can be used."""
     path, refused = tmp_path / "2wiki.jsonl", 0
     first = {"id": "first", "_id": "first", "extra_info": {"id": "first"}}
-    for at in places(good):
-        for value in (*VALUES, GONE) if len(at) > 1 else ():
-            bad = changed(good, at, value)
-            if good is TREE:
-                path.write_text(json.dumps(bad))
-            else:
-                lines(path, bad if good is BUILT else [good[0] | first, *bad])
-            try:
-                for task in read(path):
-                    assert task.document.strip() and task.question.strip()
-                    assert task.question_digest and task.digest
-                    assert task.answers and all(answer.strip() for answer in task.answers)
-                    ",".join((task.id, task.kind, task.dataset, task.split, task.level)).encode()
-            except UserError as error:
-                assert path.name in str(error) and "\n" not in str(error)
-                assert good in (BUILT, TREE) or ", line 2: " in str(error)
-                refused += 1
+    for at, value in product((at for at in places(good) if len(at) > 1), (*VALUES, GONE)):
+        bad = changed(good, at, value)
+        if good is TREE:
+            path.write_text(json.dumps(bad))
+        else:
+            lines(path, bad if good is BUILT else [good[0] | first, *bad])
+        try:
+            for task in read(path):
+                assert task.document.strip() and task.question.strip()
+                assert task.question_digest and task.digest
+                assert task.answers and all(answer.strip() for answer in task.answers)
+                ",".join((task.id, task.kind, task.dataset, task.split, task.level)).encode()
+        except UserError as error:
+            assert path.name in str(error) and "\n" not in str(error)
+            assert good in (BUILT, TREE) or ", line 2: " in str(error)
+            refused += 1
     assert refused > 20
 
 
