@@ -290,15 +290,10 @@ ABOVE = [  # a start above the budget may only shrink
 ]
 
 
-@pytest.mark.parametrize(
-    ("entries", "most", "unit", "calls"),
-    [
-        ([DATED], 9, "tokens", TOKENS),
-        (ENTRIES[:6], 6, "memories", MEMORIES),
-        (ENTRIES[:6], 20, "tokens", ABOVE),
-        (ENTRIES[:6], 4, "memories", ABOVE),
-    ],
-)
+@pytest.mark.parametrize(("entries", "most", "unit", "calls"), [
+    ([DATED], 9, "tokens", TOKENS), (ENTRIES[:6], 6, "memories", MEMORIES),
+    (ENTRIES[:6], 20, "tokens", ABOVE), (ENTRIES[:6], 4, "memories", ABOVE),
+])  # fmt: skip
 def test_hard_budgets_count_entries_or_the_tokens_of_their_lines(entries, most, unit, calls):
     tokens = unit == "tokens"
     scope = replace(SCOPE, **{"budget_tokens" if tokens else "budget_entries": most})

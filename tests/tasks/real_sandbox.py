@@ -264,13 +264,10 @@ def test_a_systems_files_end_too():
 
 
 @hostile
-@pytest.mark.parametrize(
-    ("code", "output"),
-    [
-        ("yes spam", ("spam\n" * sandbox.OUTPUT)[: sandbox.OUTPUT]),
-        ("trap '' TERM INT HUP; echo first; sleep 3600", "first\n"),
-    ],
-)
+@pytest.mark.parametrize(("code", "output"), [
+    ("yes spam", ("spam\n" * sandbox.OUTPUT)[: sandbox.OUTPUT]),
+    ("trap '' TERM INT HUP; echo first; sleep 3600", "first\n"),
+])  # fmt: skip
 def test_what_has_no_end_is_ended_and_its_output_is_cut(inside, code, output):
     for seconds in (2, 20, 200):  # for longer where the machine has not got as far
         (ran,) = inside.run(code, seconds=seconds)

@@ -170,15 +170,12 @@ def test_a_book_with_locked_chapters_is_refused_and_one_with_locked_fonts_read()
     assert "is encrypted" in said(epub(noise, **locked), "a.epub")
 
 
-@pytest.mark.parametrize(
-    ("head", "encoding"),
-    [
-        ('<?xml version="1.0" encoding="ISO-8859-1"?>', "latin-1"),
-        ('<html><head><meta charset="windows-1252"/></head>', "cp1252"),
-        ("", "utf-8-sig"),
-        ('<?xml version="1.0" encoding="utf-16"?>', "utf-16"),
-    ],
-)
+@pytest.mark.parametrize(("head", "encoding"), [
+    ('<?xml version="1.0" encoding="ISO-8859-1"?>', "latin-1"),
+    ('<html><head><meta charset="windows-1252"/></head>', "cp1252"),
+    ("", "utf-8-sig"),
+    ('<?xml version="1.0" encoding="utf-16"?>', "utf-16"),
+])  # fmt: skip
 def test_a_chapter_is_read_in_its_encoding(head, encoding):
     found = contents(epub((head + "<p>né à Zürich</p>").encode(encoding)), "a.epub")
     assert found.pieces[0][0] == "né à Zürich" and not found.remark

@@ -114,54 +114,51 @@ def box(words: str) -> str:
 SUP, SUB = ('<w:vertAlign w:val="superscript"/>', '<w:vertAlign w:val="subscript"/>')
 
 
-@pytest.mark.parametrize(
-    "body, expected",
-    [
-        (p("Anna left.") + p() + p("Boris stayed."), "Anna left.\n\nBoris stayed."),
-        # signs within a run, and what is raised, lowered or struck out
-        (p(inside="<w:r><w:t>a</w:t><w:tab/><w:t>b</w:t><w:br/><w:t>c</w:t></w:r>"), "a\tb\nc"),
-        (p("10", inside=r("5", SUP)) + p("H", inside=r("2", SUB) + r("O", "")), "10^5\n\nH_2O"),
-        (p("CHF ", inside=r("9", "<w:strike/>") + r("00", "<w:dstrike/>") + r(" 950", "")),
-         "CHF [struck out: 900] 950"),
-        (p("Seen", inside=r(" secret", "<w:vanish/>") + r(".", '<w:vanish w:val="0"/>')), "Seen."),
-        (p("By style:", inside=r(" no", '<w:rStyle w:val="Unseen"/>')
-           + r(" old", '<w:rStyle w:val="Struck"/>')), "By style: [struck out: old]"),
-        # changes that are tracked, and elements that only stand around others
-        (p("Due ", inside="<w:del><w:r><w:delText>May</w:delText></w:r></w:del>"
-           "<w:ins><w:r><w:t>June</w:t></w:r></w:ins>"), "Due June"),
-        (p("See ", inside="<w:hyperlink><w:smartTag><w:r><w:t>Bern</w:t></w:r></w:smartTag>"
-           "</w:hyperlink>"), "See Bern"),
-        (f"<w:sdt><w:sdtPr/><w:sdtContent>{p('Held.')}</w:sdtContent></w:sdt>", "Held."),
-        (p("Page ", inside="<w:r><w:instrText>PAGE</w:instrText></w:r><w:fldSimple><w:r><w:t>7"
-           "</w:t></w:r></w:fldSimple>"), "Page 7"),
-        (p("Agreed ", inside="<w:r><w:fldChar><w:ffData><w:checkBox><w:default w:val='0'/>"
-           "<w:checked/></w:checkBox></w:ffData></w:fldChar></w:r>"), "Agreed [x]"),
-        (p(inside="<w:ruby><w:rt><w:r><w:t>kan</w:t></w:r></w:rt><w:rubyBase><w:r><w:t>漢</w:t>"
-           "</w:r></w:rubyBase></w:ruby>"), "漢(kan)"),
-        # a row is a line; tables within cells, cells within controls
-        (table(tc("Region") + tc("Units"), tc("EU", "and UK") + tc("12")),
-         "Region\tUnits\nEU and UK\t12"),
-        (table(f"<w:sdt><w:sdtContent>{tc('a')}</w:sdtContent></w:sdt>{tc('b')}"), "a\tb"),
-        (table(f"<w:tc>{table(tc('x') + tc('y'))}{p()}</w:tc>{tc('z')}"), "x y\tz"),
-        # a text box stands beside its paragraph, once
-        (p("Body.", inside=choice(box("Boxed."), f"<w:pict><v:textbox>{box('Boxed.')}</v:textbox>"
-           "</w:pict>")), "Body.\nBoxed."),
-        (p("Body.", inside=choice("<w:drawing/>", box("Old."))), "Body.\nOld."),
-        # equations
-        (p("F=", inside=f"<m:oMath>{x('42 kN')}</m:oMath>"), "F=42 kN"),
-        (p(inside=f"<m:oMathPara><m:oMath>{m('f', num=x('a+b'), den=x('2'))}</m:oMath>"
-           "</m:oMathPara>"), "(a+b)/2"),
-        (p(inside=f"<m:oMath>{m('sSup', e=x('x'), sup=x('2'))}{m('sSub', e=x('y'), sub=x('i+1'))}"
-           f"{m('rad', e=x('z'))}</m:oMath>"), "x^2y_(i+1)√z"),
-        (p(inside="<m:oMath><m:nary><m:naryPr><m:chr m:val='∑'/></m:naryPr>"
-           f"<m:sub>{x('k')}</m:sub><m:sup>{x('n')}</m:sup><m:e>{x('k')}</m:e></m:nary>"
-           f"{m('d', e=x('p'), e2=x('q'))}</m:oMath>"), "∑_k^n k(p|q)"),
-        (p(inside="<m:oMath><m:f><m:fPr><m:type m:val='noBar'/></m:fPr>"
-           f"<m:num>{x('n')}</m:num><m:den>{x('k')}</m:den></m:f></m:oMath>"), "(n over k)"),
-        (p(inside=f"<m:oMath><m:m><m:mr><m:e>{x('1')}</m:e><m:e>{x('0')}</m:e></m:mr>"
-           f"<m:mr><m:e>{x('0')}</m:e><m:e>{x('1')}</m:e></m:mr></m:m></m:oMath>"), "1 0 0 1"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("body, expected", [
+    (p("Anna left.") + p() + p("Boris stayed."), "Anna left.\n\nBoris stayed."),
+    # signs within a run, and what is raised, lowered or struck out
+    (p(inside="<w:r><w:t>a</w:t><w:tab/><w:t>b</w:t><w:br/><w:t>c</w:t></w:r>"), "a\tb\nc"),
+    (p("10", inside=r("5", SUP)) + p("H", inside=r("2", SUB) + r("O", "")), "10^5\n\nH_2O"),
+    (p("CHF ", inside=r("9", "<w:strike/>") + r("00", "<w:dstrike/>") + r(" 950", "")),
+     "CHF [struck out: 900] 950"),
+    (p("Seen", inside=r(" secret", "<w:vanish/>") + r(".", '<w:vanish w:val="0"/>')), "Seen."),
+    (p("By style:", inside=r(" no", '<w:rStyle w:val="Unseen"/>')
+       + r(" old", '<w:rStyle w:val="Struck"/>')), "By style: [struck out: old]"),
+    # changes that are tracked, and elements that only stand around others
+    (p("Due ", inside="<w:del><w:r><w:delText>May</w:delText></w:r></w:del>"
+       "<w:ins><w:r><w:t>June</w:t></w:r></w:ins>"), "Due June"),
+    (p("See ", inside="<w:hyperlink><w:smartTag><w:r><w:t>Bern</w:t></w:r></w:smartTag>"
+       "</w:hyperlink>"), "See Bern"),
+    (f"<w:sdt><w:sdtPr/><w:sdtContent>{p('Held.')}</w:sdtContent></w:sdt>", "Held."),
+    (p("Page ", inside="<w:r><w:instrText>PAGE</w:instrText></w:r><w:fldSimple><w:r><w:t>7"
+       "</w:t></w:r></w:fldSimple>"), "Page 7"),
+    (p("Agreed ", inside="<w:r><w:fldChar><w:ffData><w:checkBox><w:default w:val='0'/>"
+       "<w:checked/></w:checkBox></w:ffData></w:fldChar></w:r>"), "Agreed [x]"),
+    (p(inside="<w:ruby><w:rt><w:r><w:t>kan</w:t></w:r></w:rt><w:rubyBase><w:r><w:t>漢</w:t>"
+       "</w:r></w:rubyBase></w:ruby>"), "漢(kan)"),
+    # a row is a line; tables within cells, cells within controls
+    (table(tc("Region") + tc("Units"), tc("EU", "and UK") + tc("12")),
+     "Region\tUnits\nEU and UK\t12"),
+    (table(f"<w:sdt><w:sdtContent>{tc('a')}</w:sdtContent></w:sdt>{tc('b')}"), "a\tb"),
+    (table(f"<w:tc>{table(tc('x') + tc('y'))}{p()}</w:tc>{tc('z')}"), "x y\tz"),
+    # a text box stands beside its paragraph, once
+    (p("Body.", inside=choice(box("Boxed."), f"<w:pict><v:textbox>{box('Boxed.')}</v:textbox>"
+       "</w:pict>")), "Body.\nBoxed."),
+    (p("Body.", inside=choice("<w:drawing/>", box("Old."))), "Body.\nOld."),
+    # equations
+    (p("F=", inside=f"<m:oMath>{x('42 kN')}</m:oMath>"), "F=42 kN"),
+    (p(inside=f"<m:oMathPara><m:oMath>{m('f', num=x('a+b'), den=x('2'))}</m:oMath>"
+       "</m:oMathPara>"), "(a+b)/2"),
+    (p(inside=f"<m:oMath>{m('sSup', e=x('x'), sup=x('2'))}{m('sSub', e=x('y'), sub=x('i+1'))}"
+       f"{m('rad', e=x('z'))}</m:oMath>"), "x^2y_(i+1)√z"),
+    (p(inside="<m:oMath><m:nary><m:naryPr><m:chr m:val='∑'/></m:naryPr>"
+       f"<m:sub>{x('k')}</m:sub><m:sup>{x('n')}</m:sup><m:e>{x('k')}</m:e></m:nary>"
+       f"{m('d', e=x('p'), e2=x('q'))}</m:oMath>"), "∑_k^n k(p|q)"),
+    (p(inside="<m:oMath><m:f><m:fPr><m:type m:val='noBar'/></m:fPr>"
+       f"<m:num>{x('n')}</m:num><m:den>{x('k')}</m:den></m:f></m:oMath>"), "(n over k)"),
+    (p(inside=f"<m:oMath><m:m><m:mr><m:e>{x('1')}</m:e><m:e>{x('0')}</m:e></m:mr>"
+       f"<m:mr><m:e>{x('0')}</m:e><m:e>{x('1')}</m:e></m:mr></m:m></m:oMath>"), "1 0 0 1"),
+])  # fmt: skip
 def test_what_a_person_sees_is_the_text(body, expected):
     assert text(body) == expected
 

@@ -16,81 +16,71 @@ def text(markup: str | bytes, name: str = "x.html") -> str:
     return found
 
 
-@pytest.mark.parametrize(
-    ("markup", "seen"),
-    [
-        # raised, lowered, struck out
-        ("10<sup>5</sup> or 10<sup>-5</sup>, x<sup>n+1</sup>", "10^5 or 10^-5, x^(n+1)"),
-        ("H<sub>2</sub>O, x<sub>i</sub><sup>2</sup>, a<sub> i j</sub>", "H_2O, x_i^2, a_(i j)"),
-        ("CHF 950.<sup><a href='#n'>12</a></sup> and<sup>[3]</sup>", "CHF 950.^12 and^[3]"),
-        ("e<sup>x<sup>2</sup></sup>, the 21<sup>st</sup>", "e^x^2, the 21st"),
-        ("10<sup><span style='vertical-align: super'> 5 </span></sup>km<sup></sup>", "10^5 km"),
-        ("10<span style='font-size:5pt; vertical-align: Super'>5</span>", "10^5"),
-        ("<style>/* { */ i.c3, .c3 {vertical-align:super}</style>10<b class='a c3'>5</b>", "10^5"),
-        ("<style>b.c3 {vertical-align:super !important}</style>10<b class='a c3'>5</b>", "10^5"),
-        ("<del>CHF 900</del> <ins>CHF 950</ins>", "[struck out: CHF 900] CHF 950"),
-        ("<s style='text-decoration:line-through'>a</s>", "[struck out: a]"),
-        ("<i style='text-decoration:line-through'>b</i>", "[struck out: b]"),
-        # hidden
-        ("a<p hidden>no<p style='color:red;display : none'>no<p style='VISIBILITY:hidden'>no", "a"),
-        ("a<dialog>no</dialog><div popover>no</div> <input type=hidden value=no> b", "a b"),
-        ("a<details><summary>b</summary>c</details><dialog open>d</dialog>", "a\n\nb\nc\n\nd"),
-        ("<style>.n,p#o{display:none}</style>a<b class=n>no</b><p id=o>no<p>b", "a\nb"),
-        ("<style>@media print{.k{display:none}} @import 'x'; .k .l{display:none}</style>"
-         "<style media=print>.l{display:none}</style><p class=k>a<b class=l>b", "ab"),
-        ("<p aria-hidden=true>a<template>no</template><noscript>no</noscript><nav>no</nav>", "a"),
-        # rows and lists
-        ("<table><caption>C<tr><th>N<th>M<tr><td><p>A</p><td>30<br>years<tr><td><td>"
-         "<ul><li>a<li>b</ul></table>", "C\n\nN\tM\nA\t30 years\n\ta b"),
-        ("<table><tr><td>a<td><table><tr><td>b<td>c<tr><td>d<td>e</table></table>",
-         "a\nb\tc\nd\te"),
-        ("<table><tr><td><h1>T</h1><p>a<p>b</table>", "T\n\na\n\nb"),
-        ("<table><tr><td>a<td><pre>b<br>  c</pre></table>", "a\tb\n  c"),
-        ("<ol start=3><li>c<li value=7>g<ol type=a><li>x<li>y</ol><li>h</ol>",
-         "3. c\n7. g\n\na. x\nb. y\n\n8. h"),
-        ("<ol reversed><li>a<li>b</ol><ol type=i start=9><li>c<li>d<li>e</ol>",
-         "a\nb\n\nix. c\nx. d\nxi. e"),
-        ("<ol type=I start=14><li>a</ol><ol type=A start=x><li>b</ol><ul><li>c</ul>",
-         "XIV. a\n\nA. b\n\nc"),
-        # fields and pictures
-        ("<label>Name <input value='Anna L.'></label> <input type=checkbox checked> yes "
-         "<input type=radio> no", "Name Anna L. [x] yes [ ] no"),
-        ("<select><option>A<option selected>B</select>, <select><option>C<option>D</select>",
-         "B , C"),
-        ("<textarea>a\n  b</textarea><button>c</button><input type=password value=no>",
-         "a\n  b\nc"),
-        ("<img src=x alt='A\nbridge'> x", "[picture: A bridge] x"),
-        ("<svg><title>no</title><text>Axis</text><text>2020</text></svg>", "Axis\n\n2020"),
-        # formulas, words and blanks
-        ("<math><mi>E</mi> <mo>=</mo> <mi>m</mi>\n<msup> <mi>c</mi> <mn>2</mn> </msup></math>.",
-         "E=mc^2."),
-        ("<math><mfrac><mrow><mi>a</mi><mo>+</mo><mi>b</mi></mrow><mn>2</mn></mfrac></math> "
-         "<math><msup><mi>x</mi><mfrac><mn>2</mn><mn>3</mn></mfrac></msup></math>",
-         "(a+b)/2 x^(2/3)"),
-        ("<math><msubsup><mi>x</mi><mi>i</mi><mn>2</mn></msubsup></math> <math><mi>y</mi>"
-         "<annotation>no</annotation></math>", "x_i^2 y"),
-        ("<math><mroot><mn>8</mn><mn>3</mn></mroot></math>", "root(8,3)"),
-        ("<span class='katex'><math><msqrt><mi>x</mi><mn>2</mn></msqrt></math><span class="
-         "katex-html aria-hidden=true>no</span></span>", "√(x2)"),
-        ("<ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp></ruby> <q>a</q>", "漢(kan) “a”"),
-        ("Donau<wbr>dampf&shy;schiff &euro;40 &frac12; 10&nbsp;000",
-         "Donaudampfschiff €40 ½ 10 000"),
-        ("<p>A<b>nn</b>a <i> left</i> </p>\n\n<pre>  a\n   b</pre>", "Anna left\n\n  a\n   b"),
-        ("Anna<![n00b x> left<!-- no --><? no ?>.", "Anna left."),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("markup", "seen"), [
+    # raised, lowered, struck out
+    ("10<sup>5</sup> or 10<sup>-5</sup>, x<sup>n+1</sup>", "10^5 or 10^-5, x^(n+1)"),
+    ("H<sub>2</sub>O, x<sub>i</sub><sup>2</sup>, a<sub> i j</sub>", "H_2O, x_i^2, a_(i j)"),
+    ("CHF 950.<sup><a href='#n'>12</a></sup> and<sup>[3]</sup>", "CHF 950.^12 and^[3]"),
+    ("e<sup>x<sup>2</sup></sup>, the 21<sup>st</sup>", "e^x^2, the 21st"),
+    ("10<sup><span style='vertical-align: super'> 5 </span></sup>km<sup></sup>", "10^5 km"),
+    ("10<span style='font-size:5pt; vertical-align: Super'>5</span>", "10^5"),
+    ("<style>/* { */ i.c3, .c3 {vertical-align:super}</style>10<b class='a c3'>5</b>", "10^5"),
+    ("<style>b.c3 {vertical-align:super !important}</style>10<b class='a c3'>5</b>", "10^5"),
+    ("<del>CHF 900</del> <ins>CHF 950</ins>", "[struck out: CHF 900] CHF 950"),
+    ("<s style='text-decoration:line-through'>a</s>", "[struck out: a]"),
+    ("<i style='text-decoration:line-through'>b</i>", "[struck out: b]"),
+    # hidden
+    ("a<p hidden>no<p style='color:red;display : none'>no<p style='VISIBILITY:hidden'>no", "a"),
+    ("a<dialog>no</dialog><div popover>no</div> <input type=hidden value=no> b", "a b"),
+    ("a<details><summary>b</summary>c</details><dialog open>d</dialog>", "a\n\nb\nc\n\nd"),
+    ("<style>.n,p#o{display:none}</style>a<b class=n>no</b><p id=o>no<p>b", "a\nb"),
+    ("<style>@media print{.k{display:none}} @import 'x'; .k .l{display:none}</style>"
+     "<style media=print>.l{display:none}</style><p class=k>a<b class=l>b", "ab"),
+    ("<p aria-hidden=true>a<template>no</template><noscript>no</noscript><nav>no</nav>", "a"),
+    # rows and lists
+    ("<table><caption>C<tr><th>N<th>M<tr><td><p>A</p><td>30<br>years<tr><td><td>"
+     "<ul><li>a<li>b</ul></table>", "C\n\nN\tM\nA\t30 years\n\ta b"),
+    ("<table><tr><td>a<td><table><tr><td>b<td>c<tr><td>d<td>e</table></table>", "a\nb\tc\nd\te"),
+    ("<table><tr><td><h1>T</h1><p>a<p>b</table>", "T\n\na\n\nb"),
+    ("<table><tr><td>a<td><pre>b<br>  c</pre></table>", "a\tb\n  c"),
+    ("<ol start=3><li>c<li value=7>g<ol type=a><li>x<li>y</ol><li>h</ol>",
+     "3. c\n7. g\n\na. x\nb. y\n\n8. h"),
+    ("<ol reversed><li>a<li>b</ol><ol type=i start=9><li>c<li>d<li>e</ol>",
+     "a\nb\n\nix. c\nx. d\nxi. e"),
+    ("<ol type=I start=14><li>a</ol><ol type=A start=x><li>b</ol><ul><li>c</ul>",
+     "XIV. a\n\nA. b\n\nc"),
+    # fields and pictures
+    ("<label>Name <input value='Anna L.'></label> <input type=checkbox checked> yes "
+     "<input type=radio> no", "Name Anna L. [x] yes [ ] no"),
+    ("<select><option>A<option selected>B</select>, <select><option>C<option>D</select>", "B , C"),
+    ("<textarea>a\n  b</textarea><button>c</button><input type=password value=no>", "a\n  b\nc"),
+    ("<img src=x alt='A\nbridge'> x", "[picture: A bridge] x"),
+    ("<svg><title>no</title><text>Axis</text><text>2020</text></svg>", "Axis\n\n2020"),
+    # formulas, words and blanks
+    ("<math><mi>E</mi> <mo>=</mo> <mi>m</mi>\n<msup> <mi>c</mi> <mn>2</mn> </msup></math>.",
+     "E=mc^2."),
+    ("<math><mfrac><mrow><mi>a</mi><mo>+</mo><mi>b</mi></mrow><mn>2</mn></mfrac></math> "
+     "<math><msup><mi>x</mi><mfrac><mn>2</mn><mn>3</mn></mfrac></msup></math>",
+     "(a+b)/2 x^(2/3)"),
+    ("<math><msubsup><mi>x</mi><mi>i</mi><mn>2</mn></msubsup></math> <math><mi>y</mi>"
+     "<annotation>no</annotation></math>", "x_i^2 y"),
+    ("<math><mroot><mn>8</mn><mn>3</mn></mroot></math>", "root(8,3)"),
+    ("<span class='katex'><math><msqrt><mi>x</mi><mn>2</mn></msqrt></math><span class="
+     "katex-html aria-hidden=true>no</span></span>", "√(x2)"),
+    ("<ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp></ruby> <q>a</q>", "漢(kan) “a”"),
+    ("Donau<wbr>dampf&shy;schiff &euro;40 &frac12; 10&nbsp;000", "Donaudampfschiff €40 ½ 10 000"),
+    ("<p>A<b>nn</b>a <i> left</i> </p>\n\n<pre>  a\n   b</pre>", "Anna left\n\n  a\n   b"),
+    ("Anna<![n00b x> left<!-- no --><? no ?>.", "Anna left."),
+])  # fmt: skip
 def test_html_is_read_as_a_person_sees_it(markup, seen):
     assert text(markup) == seen
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "<body hidden><p>Anna",
-        "<style>body{visibility:hidden}</style><p>Anna",
-        "<body style='display:none'><p>Anna<p hidden>no",
-    ],
-)
+@pytest.mark.parametrize("page", [
+    "<body hidden><p>Anna",
+    "<style>body{visibility:hidden}</style><p>Anna",
+    "<body style='display:none'><p>Anna<p hidden>no",
+])  # fmt: skip
 def test_a_page_that_a_script_shows_is_read(page):
     assert text(page) == "Anna"
     assert "1 passage that is hidden" in said(b"<div id=app hidden><p>Anna</div>", "x.html")
@@ -117,27 +107,15 @@ def test_elements_of_xml_that_end_at_once_swallow_nothing():
     assert contents(epub(page), "a.epub").pieces[0][0] == "Anna\nleft. 1 < 2"
 
 
-@pytest.mark.parametrize(
-    ("label", "encoding", "words"),
-    [
-        ("iso-8859-1", "cp1252", "“The bridge costs €40 – Müller’s”"),
-        ("us-ascii", "cp1252", "€40"),
-        ("latin-1", "cp1252", "€40"),
-        ("iso-8859-9", "cp1254", "€ İstanbul"),
-        ("gb2312", "gbk", "朱镕基"),
-        ("GBK", "gb18030", "朱镕基 €"),
-        ("shift_jis", "cp932", "㈱日本①"),
-        ("x-sjis", "cp932", "㈱日本①"),
-        ("ks_c_5601-1987", "cp949", "똠방각하"),
-        ("euc-kr", "cp949", "똠방각하"),
-        ("euc-jp", "euc_jis_2004", "㈱日本①"),
-        ("big5", "big5hkscs", "香港"),
-        ("koi8-r", "koi8-r", "Анна"),
-        ("windows-1251", "cp1251", "Анна"),
-        ("utf-16", "utf-8", "né"),
-        ("utf8", "utf-8", "né"),
-    ],
-)
+@pytest.mark.parametrize(("label", "encoding", "words"), [
+    ("iso-8859-1", "cp1252", "“The bridge costs €40 – Müller’s”"),
+    ("us-ascii", "cp1252", "€40"), ("latin-1", "cp1252", "€40"),
+    ("iso-8859-9", "cp1254", "€ İstanbul"), ("gb2312", "gbk", "朱镕基"), ("GBK", "gb18030", "朱镕基 €"),
+    ("shift_jis", "cp932", "㈱日本①"), ("x-sjis", "cp932", "㈱日本①"),
+    ("ks_c_5601-1987", "cp949", "똠방각하"), ("euc-kr", "cp949", "똠방각하"),
+    ("euc-jp", "euc_jis_2004", "㈱日本①"), ("big5", "big5hkscs", "香港"), ("koi8-r", "koi8-r", "Анна"),
+    ("windows-1251", "cp1251", "Анна"), ("utf-16", "utf-8", "né"), ("utf8", "utf-8", "né"),
+])  # fmt: skip
 def test_a_label_means_what_browsers_take_it_for(label, encoding, words):
     heads = (
         f"<meta charset={label}>",
@@ -150,16 +128,13 @@ def test_a_label_means_what_browsers_take_it_for(label, encoding, words):
     assert words in text(xml, "x.xml")
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        ("<meta charset=cp-437><p>né".encode("cp437"), "cp-437, which is unknown"),
-        (b"<meta charset=gb2312><p>n\xff", "line 1 is not gb2312"),
-        ("Анна".encode("cp1251"), "line 1 is not UTF-8"),
-        ("<meta charset=utf-8>né".encode("latin-1"), "line 1 is not utf-8"),
-        ("né\nné\n".encode() + "né\n".encode("latin-1"), "line 3 is not UTF-8"),
-    ],
-)
+@pytest.mark.parametrize(("content", "why"), [
+    ("<meta charset=cp-437><p>né".encode("cp437"), "cp-437, which is unknown"),
+    (b"<meta charset=gb2312><p>n\xff", "line 1 is not gb2312"),
+    ("Анна".encode("cp1251"), "line 1 is not UTF-8"),
+    ("<meta charset=utf-8>né".encode("latin-1"), "line 1 is not utf-8"),
+    ("né\nné\n".encode() + "né\n".encode("latin-1"), "line 3 is not UTF-8"),
+])  # fmt: skip
 def test_an_encoding_is_not_guessed(content, why):
     assert why in said(content, "x.html" if content.startswith(b"<") else "x.txt")
 
@@ -207,15 +182,10 @@ def package(head: str = "", title: str = "A Book", **items: str) -> str:
     )
 
 
-@pytest.mark.parametrize(
-    ("title", "seen"),
-    [
-        ("Hide & Seek", "Hide & Seek"),
-        ("Hide&nbsp;&amp;&nbsp;Seek", "Hide & Seek"),
-        ("Caf&eacute; &#8211; R&D", "Café – R&D"),
-        ("a &lt;b&gt; c", "a <b> c"),
-    ],
-)
+@pytest.mark.parametrize(("title", "seen"), [
+    ("Hide & Seek", "Hide & Seek"), ("Hide&nbsp;&amp;&nbsp;Seek", "Hide & Seek"),
+    ("Caf&eacute; &#8211; R&D", "Café – R&D"), ("a &lt;b&gt; c", "a <b> c"),
+])  # fmt: skip
 def test_a_title_with_a_bare_ampersand_is_read(title, seen):
     book = epub("", O__b___opf=package(title=title, **{"a&b": "href='c.html'"}),
                 O__c___html="<p>Anna & Bo")  # fmt: skip

@@ -30,16 +30,13 @@ def read(content: EmailMessage | bytes, name: str = "standard input") -> tuple[s
 HEAD = "From: Jürg Ämisegger <j@x.test>\nDate: Fri, 03 May 2024 10:00:00 +0000"
 
 
-@pytest.mark.parametrize(
-    ("made", "text"),
-    [
-        (mail("Karin unterschrieb in Zürich.", Subject="Brücke"),
-         f"{HEAD}\nSubject: Brücke\n\nKarin unterschrieb in Zürich."),
-        (mail("The words.", "<p>The <b>words</b>."), f"{HEAD}\n\nThe words."),
-        (mail(html="<p>Only <b>HTML</b>.<style>no</style>"), f"{HEAD}\n\nOnly HTML."),
-        (mail(" ", "<p>Only HTML."), f"{HEAD}\n\nOnly HTML."),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("made", "text"), [
+    (mail("Karin unterschrieb in Zürich.", Subject="Brücke"),
+     f"{HEAD}\nSubject: Brücke\n\nKarin unterschrieb in Zürich."),
+    (mail("The words.", "<p>The <b>words</b>."), f"{HEAD}\n\nThe words."),
+    (mail(html="<p>Only <b>HTML</b>.<style>no</style>"), f"{HEAD}\n\nOnly HTML."),
+    (mail(" ", "<p>Only HTML."), f"{HEAD}\n\nOnly HTML."),
+])  # fmt: skip
 def test_headers_and_the_text_are_decoded(made, text):
     assert read(made) == (text, "")
     assert read(bytes(made).replace(b"\n", b"\r\n")) == (text, "")

@@ -178,17 +178,11 @@ def test_the_suite_and_the_files_hold_the_same_tasks(tmp_path, questions, capsys
         assert [(t.id, t.document) for t in made] == [(t.id, t.document) for t in written]
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"data": ("a", "b")},
-        {"source_split": "dev"},
-        {"test_articles": "x"},
-        {"test_articles": "0/1", "source_split": "train"},
-        {"suite": "ruler-hqa", "test_articles": "1/5"},
-    ],
-)
+@pytest.mark.parametrize("fields", [
+    {}, {"data": ("a", "b")}, {"source_split": "dev"}, {"test_articles": "x"},
+    {"test_articles": "0/1", "source_split": "train"},
+    {"suite": "ruler-hqa", "test_articles": "1/5"},
+])  # fmt: skip
 def test_mistakes_show_before_a_model_is_loaded(tmp_path, fields):
     data = {"data": (str(squad(tmp_path / "s.json")),)} if fields.keys() - {"data"} else {}
     with pytest.raises(UserError):

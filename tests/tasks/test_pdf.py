@@ -80,19 +80,16 @@ def test_pages_count_from_one_beside_the_label_that_is_printed():
     assert reading(lines("One.")).pieces[0][2] == ""
 
 
-@pytest.mark.parametrize(
-    ("drawn", "seen"),
-    [
-        ("(a con-) Tj 0 -20 Td (tract) Tj", "a con-\ntract"),
-        ("(about 10) Tj /F 7 Tf 5 Ts (5) Tj /F 12 Tf 0 Ts ( years.) Tj", "about 10^5 years."),
-        ("(about 10) Tj /F 9.6 Tf 4.8 Ts (5) Tj /F 12 Tf 0 Ts ( m of H) Tj /F 9.6 Tf -3 Ts (2) Tj "
-         "/F 12 Tf 0 Ts (O.) Tj", "about 10^5 m of H2O."),
-        ("(at 10) Tj /F 7 Tf 5 Ts (-5) Tj /F 12 Tf 0 Ts ( at 950.) Tj /F 7 Tf 5 Ts (12) Tj",
-         "at 10^-5 at 950.^12"),
-        ("(on {page} j) Tj (2) Tj", "on {page} j2"),  # its box is taller than the digit's
-        ("(the 1) Tj /F 7 Tf 5 Ts (st) Tj /F 12 Tf 0 Ts ( of May) Tj", "the 1st of May"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("drawn", "seen"), [
+    ("(a con-) Tj 0 -20 Td (tract) Tj", "a con-\ntract"),
+    ("(about 10) Tj /F 7 Tf 5 Ts (5) Tj /F 12 Tf 0 Ts ( years.) Tj", "about 10^5 years."),
+    ("(about 10) Tj /F 9.6 Tf 4.8 Ts (5) Tj /F 12 Tf 0 Ts ( m of H) Tj /F 9.6 Tf -3 Ts (2) Tj "
+     "/F 12 Tf 0 Ts (O.) Tj", "about 10^5 m of H2O."),
+    ("(at 10) Tj /F 7 Tf 5 Ts (-5) Tj /F 12 Tf 0 Ts ( at 950.) Tj /F 7 Tf 5 Ts (12) Tj",
+     "at 10^-5 at 950.^12"),
+    ("(on {page} j) Tj (2) Tj", "on {page} j2"),  # its box is taller than the digit's
+    ("(the 1) Tj /F 7 Tf 5 Ts (st) Tj /F 12 Tf 0 Ts ( of May) Tj", "the 1st of May"),
+])  # fmt: skip
 def test_a_raised_number_stays_apart(drawn, seen):
     assert text(f"BT /F 12 Tf 50 700 Td {drawn} ET") == seen
 
@@ -112,23 +109,20 @@ def across(*columns: list[str], x: int = 50, apart: int = 270) -> str:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("drawn", "seen"),
-    [
-        (TITLE + across(LEFT, RIGHT), LEFT + RIGHT),
-        (TITLE + lines(*LEFT) + lines(*RIGHT, x=320), LEFT + RIGHT),  # by column
-        *[(across(LEFT, RIGHT) + furniture, LEFT + RIGHT) for furniture in (
-            at(298, 60, "17"), at(230, 750, "On the bridges of Bern"),
-            at(298, 60, "17") + at(250, 780, "Annals of bridges"),
-        )],
-        *[(across(LEFT[:n], RIGHT[:n]), LEFT[:n] + RIGHT[:n]) for n in (2, 3, 4)],
-        (across(*THREE, x=40, apart=185), [*chain.from_iterable(THREE)]),
-        # cells of a table are short, or begin anew in each line
-        (across(*CELLS, apart=180), [*map(" ".join, zip(*CELLS, strict=True))]),
-        (across([f"Name of town {k}" for k in range(4)], [f"Bridge of town {k}" for k in range(4)]),
-         [f"Name of town {k} Bridge of town {k}" for k in range(4)]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("drawn", "seen"), [
+    (TITLE + across(LEFT, RIGHT), LEFT + RIGHT),
+    (TITLE + lines(*LEFT) + lines(*RIGHT, x=320), LEFT + RIGHT),  # by column
+    *[(across(LEFT, RIGHT) + furniture, LEFT + RIGHT) for furniture in (
+        at(298, 60, "17"), at(230, 750, "On the bridges of Bern"),
+        at(298, 60, "17") + at(250, 780, "Annals of bridges"),
+    )],
+    *[(across(LEFT[:n], RIGHT[:n]), LEFT[:n] + RIGHT[:n]) for n in (2, 3, 4)],
+    (across(*THREE, x=40, apart=185), [*chain.from_iterable(THREE)]),
+    # cells of a table are short, or begin anew in each line
+    (across(*CELLS, apart=180), [*map(" ".join, zip(*CELLS, strict=True))]),
+    (across([f"Name of town {k}" for k in range(4)], [f"Bridge of town {k}" for k in range(4)]),
+     [f"Name of town {k} Bridge of town {k}" for k in range(4)]),
+])  # fmt: skip
 def test_columns_are_read_one_after_the_other_and_rows_of_tables_as_lines(drawn, seen):
     assert [line for line in text(drawn).split("\n") if line in seen] == seen
 
@@ -214,16 +208,12 @@ def test_pages_that_cannot_be_read_are_named_with_the_way_out():
 XFA = "/AcroForm << /Fields [] /XFA 10 0 R /NeedsRendering true >> /NeedsRendering true"
 
 
-@pytest.mark.parametrize(
-    ("made", "why"),
-    [
-        (pdf(GARBLED), "ocrmypdf --force-ocr"),
-        (pdf(PICTURE), "ocrmypdf"),
-        (pdf(lines("Please wait..."), catalog=XFA, extra=(stream("<xdp/>"),)), "Adobe Reader"),
-        (pdf(), "no page is found"),
-        (b"%PDF-1.4\n" + b"\x80junk\n" * 99, "damaged"),
-    ],
-)
+@pytest.mark.parametrize(("made", "why"), [
+    (pdf(GARBLED), "ocrmypdf --force-ocr"), (pdf(PICTURE), "ocrmypdf"),
+    (pdf(lines("Please wait..."), catalog=XFA, extra=(stream("<xdp/>"),)), "Adobe Reader"),
+    (pdf(), "no page is found"),
+    (b"%PDF-1.4\n" + b"\x80junk\n" * 99, "damaged"),
+])  # fmt: skip
 def test_what_is_no_document_is_one_sentence(made, why):
     with pytest.raises(UserError, match=rf"^a\.pdf .*{why}[^\n]*\.$"):
         contents(made, "a.pdf")
@@ -279,37 +269,28 @@ def test_what_nobody_sees_is_left_out_and_counted(kind, ground):
     assert found.pieces[0][0] == "Anna in Bern." and "left out: 3 words" in found.remark
 
 
-@pytest.mark.parametrize(
-    "drawn",
-    [
-        "0.5 g BT /F 12 Tf 50 600 Td (I . - |) Tj ET",
-        "BT /F 4 Tf 50 600 Td (I . - |) Tj ET",
-        "0 0 1 rg 40 590 99 30 re f 1 g BT /F 12 Tf 50 600 Td (I . - |) Tj ET",
-        "3 Tr BT /F 12 Tf 50 600 Td (I . - |) Tj ET",  # letters over a scan
-        "q 0 1 -1 0 300 300 cm BT /F 12 Tf 50 60 Td (I . - |) Tj ET Q",
-        "1 0 0 RG 0 600 m 600 600 l S BT /F 12 Tf 50 600 Td (I . - |) Tj ET",
-    ],
-)
+@pytest.mark.parametrize("drawn", [
+    "0.5 g BT /F 12 Tf 50 600 Td (I . - |) Tj ET", "BT /F 4 Tf 50 600 Td (I . - |) Tj ET",
+    "0 0 1 rg 40 590 99 30 re f 1 g BT /F 12 Tf 50 600 Td (I . - |) Tj ET",
+    "3 Tr BT /F 12 Tf 50 600 Td (I . - |) Tj ET",  # letters over a scan
+    "q 0 1 -1 0 300 300 cm BT /F 12 Tf 50 60 Td (I . - |) Tj ET Q",
+    "1 0 0 RG 0 600 m 600 600 l S BT /F 12 Tf 50 600 Td (I . - |) Tj ET",
+])  # fmt: skip
 @pytest.mark.parametrize("turn", [0, 90, 180, 270])
 def test_what_is_pale_small_or_turned_is_read(drawn, turn):
     found = reading(f"{drawn}|/Rotate {turn}")
     assert found.pieces[0][0].split() == ["I", ".", "-", "|"] and not found.remark
 
 
-@pytest.mark.parametrize(
-    ("drawn", "count"),
-    [
-        ("1 g 0 0 600 800 re f 0 g " + lines("Anna"), 0),  # a ground
-        ("0.5 g 0 0 600 800 re f 0 g " + lines("Anna"), 1),
-        (lines("Anna") + "1 g 0 0 600 800 re f", 1),
-        ("50 600 500 100 re S 50 600 500 2 re f 0 0 9 900 re W n " + lines("Anna"), 0),
-        ("50 600 500 100 re B " + lines("Anna"), 1),
-        (f"/P BDC {lines('Anna')} EMC /H1 BDC {lines('Anna')} EMC", 0),
-        (f"/OC /L BDC {lines('Anna')} EMC", 1),
-        ("1 Tr " + lines("Anna"), 1),
-        (PICTURE, 1),
-    ],
-)
+@pytest.mark.parametrize(("drawn", "count"), [
+    ("1 g 0 0 600 800 re f 0 g " + lines("Anna"), 0),  # a ground
+    ("0.5 g 0 0 600 800 re f 0 g " + lines("Anna"), 1),
+    (lines("Anna") + "1 g 0 0 600 800 re f", 1),
+    ("50 600 500 100 re S 50 600 500 2 re f 0 0 9 900 re W n " + lines("Anna"), 0),
+    ("50 600 500 100 re B " + lines("Anna"), 1),
+    (f"/P BDC {lines('Anna')} EMC /H1 BDC {lines('Anna')} EMC", 0),
+    (f"/OC /L BDC {lines('Anna')} EMC", 1), ("1 Tr " + lines("Anna"), 1), (PICTURE, 1),
+])  # fmt: skip
 def test_a_page_of_dark_words_is_not_looked_at_as_a_picture(drawn, count):
     """That takes most of the time."""
     assert len(find_doubts(pdfium.PdfDocument(pdf(drawn))[0])) == count
@@ -328,15 +309,12 @@ def test_heads_and_numbers_that_repeat_are_left_out_and_counted():
     assert "left out: 9 lines that repeat on pages ('Report 2024', '- 7 -'" in found.remark
 
 
-@pytest.mark.parametrize(
-    "pages",
-    [
-        [["Total 12", "a"], ["Total 19", "b"], ["Total 31", "c"]],  # numbers of no page
-        [["Same.", "Same too.", "And this.", "And that.", "And on."]] * 3,
-        [["Anna."]] * 3,
-        [["One", "two"], ["Six", "ten"], ["One", "odd"], ["Low", "top"], ["May", "jun"]],
-    ],
-)
+@pytest.mark.parametrize("pages", [
+    [["Total 12", "a"], ["Total 19", "b"], ["Total 31", "c"]],  # numbers of no page
+    [["Same.", "Same too.", "And this.", "And that.", "And on."]] * 3,
+    [["Anna."]] * 3,
+    [["One", "two"], ["Six", "ten"], ["One", "odd"], ["Low", "top"], ["May", "jun"]],
+])  # fmt: skip
 def test_what_does_not_run_on_stays(pages):
     found = reading(*(lines(*page) for page in pages))
     assert [page.split("\n") for page, _, _ in found.pieces] == pages and not found.remark

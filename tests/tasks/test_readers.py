@@ -160,63 +160,60 @@ def labels(id: str, kind: str = "", dataset: str = "", **more) -> dict:
     return dict(id=id, kind=kind, dataset=dataset, tokens=0) | more
 
 
-@pytest.mark.parametrize(
-    ("name", "record", "expected"),
-    [
-        *(
-            (name, OWN, labels("0", answers=("Ada", "Ada L."), document=OWN["context"], pool=None))
-            for name in ("own.jsonl", "own.jsonl.gz", "own.json", "own.parquet")
-        ),
-        ("own.jsonl", OWN | {"id": 17, "answers": "1994-05-01", "kind": "date", "split": "train"},
-         labels("17", "date", split="train", answers=("1994-05-01",))),  # a date stays a text
-        ("a.parquet", MEMAGENT | {"score_x": 0.5},
-         labels("0", "", "hotpotqa", answers=("Ada",), n_documents=30)),
-        ("a.jsonl", MEMAGENT | {"prompt": "Q?", "extra_info": {"id": "p"}},
-         labels("p", "", "hotpotqa", question="Q?")),
-        ("eval_50.json", EVAL, labels("0", text=EVAL["context"], n_documents=40)),
-        ("x.json", EVAL | {"num_docs": None, "context": EXTRA.document(range(3))},
-         labels("0", n_documents=3)),
-        # a passage that serves twice stands once; the data set stands in the name
-        ("eval_2wikimultihopqa_40_min_distance_10.json", PLACED,
-         labels("0", "bridge", "2wikimultihopqa", level="hard", gold=(2, 0), n_documents=3)),
-        ("eval_40.json", PLACED, labels("0", "bridge", gold=(2, 0))),
-        # another frame, or none: the text as it stands, without evidence
-        ("eval_41.json", PLACED | {"context": "So:\n" + PLACED["context"]},
-         labels("0", "bridge", gold=(), pool=None, text="So:\n" + PLACED["context"])),
-        ("eval_niah_single_1_8192.json", RULER,
-         labels("0", "niah_single_1", "ruler", answers=("12", "34"), tokens=8192, n_documents=1)),
-        ("mine.json", RULER, labels("0", "mine", "ruler", asks_for_all=True)),
-        ("eval_qa_1_9.json", RULER, labels("0", "qa_1", "ruler", tokens=9, asks_for_all=False)),
-        ("a.jsonl", paragraphs(1),
-         labels("q1", "bridge", "made", split="train", gold=(7, 2), n_documents=10)),
-        ("h.parquet", HUB, labels("h1", "bridge", "hotpotqa", level="hard", gold=(1, 0),
-                                  answers=("Ada",), document=TWO)),
-        # evidence that is no part of the document
-        ("h.jsonl", HUB | {"supporting_facts": {"title": ["B", "gone"]}},
-         labels("h1", "bridge", "hotpotqa", gold=(), document=TWO)),
-        ("h.json", hotpot(1) | {"context": [["Empty", []], ["Land 1", ["A.", ""]]]},
-         labels("q1", "bridge", "hotpotqa", gold=(), level="hard", n_documents=2)),
-        # HotpotQA's sentences bring their own blanks, 2WikiMultiHopQA's do not
-        ("2wiki/dev.jsonl", FLASHRAG, labels("dev_0", "inference", "2wikimultihopqa", gold=(1, 0),
-                                             answers=("Ada", "A. L."), document=TWO)),
-        ("dev.json", WIKI, labels("w", "inference", "2wikimultihopqa", gold=(1,), document=TWO)),
-        ("a.jsonl", MUSIQUE, labels("2hop__1", "2hop", "musique", gold=(2, 0), n_documents=3,
-                                    answers=("Ada", "A. L."), clues=("T2", "T0"))),
-        ("s.parquet", SQUAD | {"answers": THE_DATA},
-         labels("s", "squad", "squad", answers=("Ada",), document="Document 1:\nBees\nAda.")),
-        ("s.parquet", {"_id": "5a", "question": "Who?", "context": "Ada.", "answers": THE_DATA},
-         labels("5a", answers=("Ada",), text="Ada.")),
-        # documents of the user's own
-        ("x.jsonl", ASKED | {"context": ["One.", "Two."]},
-         labels("0", document="Document 1:\nOne.\n\nDocument 2:\nTwo.", n_documents=2)),
-        ("x.jsonl", ASKED | {"context": [{"title": "A", "text": "One.", "score": "9"}]},
-         labels("0", document="Document 1:\nA\nOne.", n_documents=1)),
-        ("x.jsonl", ASKED | {"context": [["A", ["One.", " Two."]]]},
-         labels("0", document="Document 1:\nA\nOne. Two.", n_documents=1)),
-        *(("x.jsonl", ASKED | {"context": "One."} | more, labels("0", document="One."))
-          for more in ({"options": None, "choice_A": ""}, {"optional": 1})),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "record", "expected"), [
+    *(
+        (name, OWN, labels("0", answers=("Ada", "Ada L."), document=OWN["context"], pool=None))
+        for name in ("own.jsonl", "own.jsonl.gz", "own.json", "own.parquet")
+    ),
+    ("own.jsonl", OWN | {"id": 17, "answers": "1994-05-01", "kind": "date", "split": "train"},
+     labels("17", "date", split="train", answers=("1994-05-01",))),  # a date stays a text
+    ("a.parquet", MEMAGENT | {"score_x": 0.5},
+     labels("0", "", "hotpotqa", answers=("Ada",), n_documents=30)),
+    ("a.jsonl", MEMAGENT | {"prompt": "Q?", "extra_info": {"id": "p"}},
+     labels("p", "", "hotpotqa", question="Q?")),
+    ("eval_50.json", EVAL, labels("0", text=EVAL["context"], n_documents=40)),
+    ("x.json", EVAL | {"num_docs": None, "context": EXTRA.document(range(3))},
+     labels("0", n_documents=3)),
+    # a passage that serves twice stands once; the data set stands in the name
+    ("eval_2wikimultihopqa_40_min_distance_10.json", PLACED,
+     labels("0", "bridge", "2wikimultihopqa", level="hard", gold=(2, 0), n_documents=3)),
+    ("eval_40.json", PLACED, labels("0", "bridge", gold=(2, 0))),
+    # another frame, or none: the text as it stands, without evidence
+    ("eval_41.json", PLACED | {"context": "So:\n" + PLACED["context"]},
+     labels("0", "bridge", gold=(), pool=None, text="So:\n" + PLACED["context"])),
+    ("eval_niah_single_1_8192.json", RULER,
+     labels("0", "niah_single_1", "ruler", answers=("12", "34"), tokens=8192, n_documents=1)),
+    ("mine.json", RULER, labels("0", "mine", "ruler", asks_for_all=True)),
+    ("eval_qa_1_9.json", RULER, labels("0", "qa_1", "ruler", tokens=9, asks_for_all=False)),
+    ("a.jsonl", paragraphs(1),
+     labels("q1", "bridge", "made", split="train", gold=(7, 2), n_documents=10)),
+    ("h.parquet", HUB, labels("h1", "bridge", "hotpotqa", level="hard", gold=(1, 0),
+                              answers=("Ada",), document=TWO)),
+    # evidence that is no part of the document
+    ("h.jsonl", HUB | {"supporting_facts": {"title": ["B", "gone"]}},
+     labels("h1", "bridge", "hotpotqa", gold=(), document=TWO)),
+    ("h.json", hotpot(1) | {"context": [["Empty", []], ["Land 1", ["A.", ""]]]},
+     labels("q1", "bridge", "hotpotqa", gold=(), level="hard", n_documents=2)),
+    # HotpotQA's sentences bring their own blanks, 2WikiMultiHopQA's do not
+    ("2wiki/dev.jsonl", FLASHRAG, labels("dev_0", "inference", "2wikimultihopqa", gold=(1, 0),
+                                         answers=("Ada", "A. L."), document=TWO)),
+    ("dev.json", WIKI, labels("w", "inference", "2wikimultihopqa", gold=(1,), document=TWO)),
+    ("a.jsonl", MUSIQUE, labels("2hop__1", "2hop", "musique", gold=(2, 0), n_documents=3,
+                                answers=("Ada", "A. L."), clues=("T2", "T0"))),
+    ("s.parquet", SQUAD | {"answers": THE_DATA},
+     labels("s", "squad", "squad", answers=("Ada",), document="Document 1:\nBees\nAda.")),
+    ("s.parquet", {"_id": "5a", "question": "Who?", "context": "Ada.", "answers": THE_DATA},
+     labels("5a", answers=("Ada",), text="Ada.")),
+    # documents of the user's own
+    ("x.jsonl", ASKED | {"context": ["One.", "Two."]},
+     labels("0", document="Document 1:\nOne.\n\nDocument 2:\nTwo.", n_documents=2)),
+    ("x.jsonl", ASKED | {"context": [{"title": "A", "text": "One.", "score": "9"}]},
+     labels("0", document="Document 1:\nA\nOne.", n_documents=1)),
+    ("x.jsonl", ASKED | {"context": [["A", ["One.", " Two."]]]},
+     labels("0", document="Document 1:\nA\nOne. Two.", n_documents=1)),
+    *(("x.jsonl", ASKED | {"context": "One."} | more, labels("0", document="One."))
+      for more in ({"options": None, "choice_A": ""}, {"optional": 1})),
+])  # fmt: skip
 def test_what_is_read_of_each_form(tmp_path, name, record, expected):
     (task,) = read(written(tmp_path / name, record))
     assert {field: getattr(task, field) for field in expected} == expected

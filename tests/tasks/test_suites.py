@@ -215,30 +215,25 @@ def test_failures_are_redone_once_a_call(tmp_path, monkeypatch):
     assert cell_of(summary, "none", "one_fact", "0.0", 1)["failed"] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"evidence_order": "reverse"}, "evidence_order"),
-        ({"suite": "ruler", "compat_seed4": True}, "compat_seed4"),
-        ({"suite": "ruler-hqa", "squad": "x"}, "squad"),
-        ({"suite": "llb-db", "judge": "openai:http://h#m"}, "judge"),
-        ({"suite": "hle", "images": True}, "images"),
-        ({"suite": "nowhere"}, "nowhere"),
-        ({"suite": "nowhere.py"}, "nowhere.py"),
-        ({"suite": "locomo", "data": ("x",), "lengths": (4,)}, "lengths"),
-        ({"data": ("x.jsonl",), "lengths": (4,)}, "lengths"),
-        ({"suite": "world", "data": ("x.jsonl",)}, "data"),
-        ({"suite": "files"}, "data"),
-        ({"suite": "passages"}, "data"),
-        ({"suite": "locomo", "data": ("a", "b")}, "data"),
-        ({"kinds": ("ten_hop",)}, "ten_hop"),
-        ({"kinds": ("one_fact", "one_fact")}, "one_fact"),
-        ({"split": "x"}, "'x'"),
-        ({"agents": ("full", "bm25", "full")}, "agents"),
-        ({"temperatures": (0.0, 1.0, 0.0)}, "temperatures"),
-        ({"lengths": (4, 4)}, "lengths"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "named"), [
+    ({"evidence_order": "reverse"}, "evidence_order"),
+    ({"suite": "ruler", "compat_seed4": True}, "compat_seed4"),
+    ({"suite": "ruler-hqa", "squad": "x"}, "squad"),
+    ({"suite": "llb-db", "judge": "openai:http://h#m"}, "judge"),
+    ({"suite": "hle", "images": True}, "images"), ({"suite": "nowhere"}, "nowhere"),
+    ({"suite": "nowhere.py"}, "nowhere.py"),
+    ({"suite": "locomo", "data": ("x",), "lengths": (4,)}, "lengths"),
+    ({"data": ("x.jsonl",), "lengths": (4,)}, "lengths"),
+    ({"suite": "world", "data": ("x.jsonl",)}, "data"),
+    ({"suite": "files"}, "data"), ({"suite": "passages"}, "data"),
+    ({"suite": "locomo", "data": ("a", "b")}, "data"),
+    ({"kinds": ("ten_hop",)}, "ten_hop"),
+    ({"kinds": ("one_fact", "one_fact")}, "one_fact"),
+    ({"split": "x"}, "'x'"),
+    ({"agents": ("full", "bm25", "full")}, "agents"),
+    ({"temperatures": (0.0, 1.0, 0.0)}, "temperatures"),
+    ({"lengths": (4, 4)}, "lengths"),
+])  # fmt: skip
 def test_what_means_nothing_is_refused(fields, named):
     with pytest.raises(UserError, match=named) as error:
         asked_of(**fields)
