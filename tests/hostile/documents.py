@@ -4,87 +4,29 @@
 tests/hostile/test_hostile_documents.py.
 """
 
-import io
 import json
 import resource
 import time
-import zipfile
 import zlib
 from collections.abc import Callable
 from importlib import import_module
 
+from test_documents import epub as made_epub
+from test_docx import docx
+from test_pdf import pdf_of as pdf
+
 from tasks.documents import Document, Part
 from tasks.forms import Contents, contents
 
-WORD = "http://schemas.openxmlformats.org"
-KIND = "application/vnd.openxmlformats"
 
-
-def zipped(members: dict[str, str | bytes]) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return out.getvalue()
-
-
-def docx(body: str, head: str = "", **more: str) -> bytes:
-    """Make a docx of the markup of its body; head: before the root element."""
-    types = (
-        f'<Types xmlns="{WORD}/package/2006/content-types">'
-        f'<Default Extension="rels" ContentType="{KIND}-package.relationships+xml"/>'
-        f'<Override PartName="/word/document.xml" ContentType="{KIND}-officedocument.'
-        'wordprocessingml.document.main+xml"/></Types>'
-    )
-    relations = (
-        f'<Relationships xmlns="{WORD}/package/2006/relationships"><Relationship Id="r" Type="'
-        f'{WORD}/officeDocument/2006/relationships/officeDocument" Target="word/document.xml"/>'
-        "</Relationships>"
-    )
-    main = f"{WORD}/wordprocessingml/2006/main"
-    return zipped(
-        {
-            "[Content_Types].xml": types,
-            "_rels/.rels": relations,
-            "word/document.xml": f'{head}<w:document xmlns:w="{main}"><w:body>{body}</w:body>'
-            "</w:document>",
-        }
-        | {name.replace("__", "/"): text for name, text in more.items()}
-    )
-
-
-def epub(chapter: str, package: str = "", times: int = 1, head: str = "") -> bytes:
+def epub(chapter: str, package: str = "", times: int = 1) -> bytes:
     """Make a book of one chapter, which its spine names so many times."""
     spine = '<itemref idref="i"/>' * times
     package = package or (
-        f'{head}<package xmlns="http://www.idpf.org/2007/opf"><metadata/><manifest><item id="i" '
-        f'href="c.xhtml"/></manifest><spine>{spine}</spine></package>'
+        '<package><metadata/><manifest><item id="i" href="c1 x.xhtml"/></manifest>'
+        f"<spine>{spine}</spine></package>"
     )
-    return zipped(
-        {
-            "mimetype": "application/epub+zip",
-            "META-INF/container.xml": '<container xmlns="urn:oasis:names:tc:opendocument:xmlns:'
-            'container"><rootfiles><rootfile full-path="b.opf"/></rootfiles></container>',
-            "b.opf": package,
-            "c.xhtml": chapter,
-        }
-    )
-
-
-def pdf(objects: dict[int, str | bytes], root: int = 1) -> bytes:
-    """Make a PDF of numbered objects, with a table of where they are."""
-    out, offsets = b"%PDF-1.5\n", {}
-    for number, body in objects.items():
-        offsets[number] = len(out)
-        body = body if isinstance(body, bytes) else body.encode()
-        out += b"%d 0 obj\n" % number + body + b"\nendobj\n"
-    size = max(objects) + 1
-    table = "".join(
-        f"{offsets.get(number, 0):010} {'00000 n' if number in offsets else '65535 f'} \n"
-        for number in range(size)
-    )
-    end = f"trailer\n<< /Size {size} /Root {root} 0 R >>\nstartxref\n{len(out)}\n%%EOF"
-    return out + f"xref\n0 {size}\n{table}{end}".encode()
+    return made_epub(chapter, O__b___opf=package)
 
 
 def stream(content: bytes | str, more: str = "", filters: int = 1) -> bytes:
@@ -286,9 +228,9 @@ FILES = ONE_PASS | {
     "docx deep table": lambda n: docx(
         "<w:tbl><w:tr><w:tc>" * (n // 40) + P + "</w:tc></w:tr></w:tbl>" * (n // 40)
     ),
-    "docx laughs": lambda n: docx("<w:p><w:r><w:t>&a8;</w:t></w:r></w:p>", laughs(n)),
+    "docx laughs": lambda n: docx("<w:p><w:r><w:t>&a8;</w:t></w:r></w:p>", head=laughs(n)),
     "docx one entity": lambda n: docx(
-        f"<w:p><w:r><w:t>{'&a;' * (n // 4)}</w:t></w:r></w:p>", quadratic_entity(n)
+        f"<w:p><w:r><w:t>{'&a;' * (n // 4)}</w:t></w:r></w:p>", head=quadratic_entity(n)
     ),
     "docx wide cells": lambda n: docx(
         f'<w:tbl><w:tr><w:tc><w:tcPr><w:gridSpan w:val="999999999"/></w:tcPr>{P}</w:tc></w:tr>'

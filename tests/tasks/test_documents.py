@@ -14,7 +14,7 @@ import pytest
 from conftest import HANG_S
 from hypothesis import given
 from hypothesis import strategies as st
-from test_docx import docx, p
+from test_docx import docx, p, zipped
 from test_pdf import lines
 from test_pdf import pdf as drawn
 
@@ -31,15 +31,6 @@ ROOT = Path(__file__).parents[2]
 def pdf(*pages: str, title: str = "") -> bytes:
     """Make a PDF of one line a page; "" is a page without text."""
     return drawn(*(lines(page) if page else "" for page in pages), title=title)
-
-
-def zipped(**members: str | bytes) -> bytes:
-    """Make a zip file; __ stands for / in a name, ___ for a dot."""
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            archive.writestr(name.replace("___", ".").replace("__", "/"), content)
-    return out.getvalue()
 
 
 def epub(*chapters: str | bytes, **more: str | bytes) -> bytes:

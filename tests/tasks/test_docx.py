@@ -33,33 +33,39 @@ STYLES = (
 )
 
 
-def docx(body: str, main: str = "word/document.xml", names=NAMES, **parts: str | bytes) -> bytes:
-    """Make a document of the markup of its body; parts: by their kind and number, as header1."""
+def docx(body: str, main="word/document.xml", names=NAMES, head="", **parts: str | bytes) -> bytes:
+    """Make a document of the markup of its body.
+
+    head: before the root element. parts: by their kind and number, as header1.
+    """
     declared = "".join(f' xmlns:{prefix}="{name}"' for prefix, name in names.items())
     kinds = {name: name.rstrip("0123456789") for name in parts}
-    endings = {"aFChunk": "html"}
-    files = {name: f"{name}.{endings.get(kinds[name], 'xml')}" for name in parts}
-    relations = "".join(
-        f'<Relationship Id="{name}" Type="{OFFICE}/relationships/{kind}" Target="{files[name]}"/>'
-        for name, kind in kinds.items()
-    )
+    files = {
+        name: f"{name}.{'html' if kind == 'aFChunk' else 'xml'}" for name, kind in kinds.items()
+    }
+    relation = f'<Relationship Id="{{}}" Type="{OFFICE}/relationships/{{}}" Target="{{}}"/>'
+    relations = "".join(relation.format(name, kinds[name], files[name]) for name in parts)
     roots = {"header": "hdr", "footer": "ftr"}
+    folder, _, file = main.rpartition("/")
+    first = relation.format("r", "officeDocument", f"/{main}")
+    members = {
+        "_rels/.rels": f"<Relationships>{first}</Relationships>",
+        main: f"{head}<w:document{declared}><w:body>{body}</w:body></w:document>",
+        f"{folder}/_rels/{file}.rels": f"<Relationships>{relations}</Relationships>",
+    }
+    for name, kind in kinds.items():
+        root = roots.get(kind, kind)
+        whole = f"<w:{root}{declared}>{parts[name]}</w:{root}>"
+        members[f"{folder}/{files[name]}"] = parts[name] if kind == "aFChunk" else whole
+    return zipped(**members)
+
+
+def zipped(**members: str | bytes) -> bytes:
+    """Make a zip file; __ stands for / in a name, ___ for a dot."""
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        archive.writestr(
-            "_rels/.rels",
-            f'<Relationships><Relationship Id="r" Type="{OFFICE}/relationships/officeDocument" '
-            f'Target="/{main}"/></Relationships>',
-        )
-        archive.writestr(main, f"<w:document{declared}><w:body>{body}</w:body></w:document>")
-        folder, _, file = main.rpartition("/")
-        archive.writestr(
-            f"{folder}/_rels/{file}.rels", f"<Relationships>{relations}</Relationships>"
-        )
-        for name, kind in kinds.items():
-            root = roots.get(kind, kind)
-            whole = f"<w:{root}{declared}>{parts[name]}</w:{root}>"
-            archive.writestr(f"{folder}/{files[name]}", parts[name] if kind in endings else whole)
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name.replace("___", ".").replace("__", "/"), content)
     return out.getvalue()
 
 

@@ -42,12 +42,18 @@ def pdf(*pages: str, catalog="", extra=(), trailer="", title="") -> bytes:
             f"/Contents {k + 1} 0 R {more} >>"
         )
         objects[k + 1] = stream(drawn)
+    return pdf_of(objects, f"/Info 5 0 R {trailer}")
+
+
+def pdf_of(objects: dict[int, str | bytes], trailer: str = "") -> bytes:
+    """Make a PDF of numbered objects, with a table of where they are."""
     out, offsets = b"%PDF-1.6\n", {}
     for number, body in objects.items():
         offsets[number] = len(out)
-        out += f"{number} 0 obj\n{body}\nendobj\n".encode("latin-1")
+        body = body if isinstance(body, bytes) else body.encode("latin-1")
+        out += b"%d 0 obj\n%b\nendobj\n" % (number, body)
     table = "".join(f"{n} 1\n{at:010} 00000 n \n" for n, at in offsets.items())
-    end = f"trailer\n<< /Size {max(objects) + 1} /Root 1 0 R /Info 5 0 R {trailer} >>\n"
+    end = f"trailer\n<< /Size {max(objects) + 1} /Root 1 0 R {trailer} >>\n"
     end += f"startxref\n{len(out)}\n%%EOF"
     return out + f"xref\n0 1\n0000000000 65535 f \n{table}{end}".encode("latin-1")
 
