@@ -2,12 +2,11 @@
 
 import itertools
 import json
-from collections import Counter
 from dataclasses import replace
 
 import pytest
 from conftest import asked_of
-from test_locomo import LOCOMO, sample, write
+from test_locomo import sample, write
 
 from agents import find
 from config.errors import UserError
@@ -247,17 +246,6 @@ def test_training_pays_for_category_5_where_the_user_asks_for_it(path, chosen):
     if "/" in without:
         evaluated = {task.probe.category for task in asked(path, source_split=without).values()}
         assert evaluated == {1, 2, 3, 4}
-
-
-@pytest.mark.skipif(not LOCOMO.is_file(), reason=f"needs {LOCOMO}, which is not there")
-def test_the_published_sizes_of_both_parts_with_category_5():
-    def sizes(part):
-        tasks = asked(LOCOMO, source_split=f"memupdate/{part}").values()
-        by_category = Counter(task.probe.category for task in tasks)
-        return [by_category[c] for c in (1, 2, 3, 4, 5)]
-
-    assert sizes("train/adversarial") == [208, 232, 69, 620, 311]  # 1,440
-    assert sizes("test/adversarial") == [74, 89, 27, 221, 135]  # 546
 
 
 def test_an_evaluation_says_which_categories_have_no_question(path, capsys):
