@@ -100,10 +100,7 @@ MEMORIES = tuple(
     Memory(f"{person} reached {place}.", None, f"2024-01-0{k}", k, (f"S{k}",))
     for k, (person, place) in enumerate(PLACES.items(), 1)
 )
-PROBES = (
-    Probe("p1", "Where is Anna?", ("Oslo",), 0),
-    Probe("p2", "Where is Dora?", ("Genoa",), 0),
-)
+PROBES = (Probe("p1", "Where is Anna?", ("Oslo",), 0), Probe("p2", "Where is Dora?", ("Genoa",), 0))
 REFINED = Episode("refined", "", (), text="-", memories=MEMORIES, probes=PROBES)
 STREAM = replace(
     REFINED,

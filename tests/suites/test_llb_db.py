@@ -15,15 +15,7 @@ from conftest import HANG_S
 
 from config.errors import UserError
 from suites import llb_db
-from suites.llb_db import (
-    OWN,
-    Databases,
-    SQLite,
-    StatementError,
-    digest,
-    read_action,
-    right_rows,
-)
+from suites.llb_db import OWN, Databases, SQLite, StatementError, digest, read_action, right_rows
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT.parent / "shared" / "data" / "llb_db_train.json.gz"

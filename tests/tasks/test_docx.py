@@ -187,8 +187,7 @@ def test_headers_and_footers_are_those_that_pages_show():
 
 def test_notes_and_comments_stand_beside_what_they_are_about():
     body = p("Fee.", inside='<w:r><w:footnoteReference w:id="2"/></w:r>') + p(
-        "Term.",
-        inside='<w:r><w:endnoteReference w:id="1"/><w:commentReference w:id="0"/></w:r>',
+        "Term.", inside='<w:r><w:endnoteReference w:id="1"/><w:commentReference w:id="0"/></w:r>'
     )
     parts = {
         "footnotes": f'<w:footnote w:id="-1">{p("line")}</w:footnote>'
