@@ -109,42 +109,14 @@ def one_page_often(n: int) -> bytes:
     return pdf(objects | {3: PAGE, 4: stream("BT /F1 9 Tf (Anna) Tj ET " * 10_000), 5: FONT})
 
 
-def cmap(unit: str, n: int, **more: str) -> bytes:
-    """Make a page in a font whose map to Unicode repeats a unit."""
-    font = "<< /Type /Font /Subtype /Type1 /BaseFont /X /ToUnicode 6 0 R >>"
-    mapped = stream(f"begincmap\n{unit * (n // len(unit))}\nendcmap")
-    return page("BT /F1 9 Tf (Anna) Tj ET", o5=font, o6=mapped)
-
-
-def objects_in_streams(n: int) -> bytes:
-    """Make streams of objects that are extended by themselves."""
-    count = n // 8
-    heads = " ".join(f"{100 + k} 0" for k in range(count))
-    more = f"/Type /ObjStm /N {count} /First {len(heads) + 1} /Extends 7 0 R"
-    return page("BT /F1 9 Tf (Anna) Tj ET", o7=stream(heads + " " + "null " * count, more))
-
-
 def no_table(n: int) -> bytes:
     """Make a PDF without the table of its objects, which has to be looked for."""
     whole = page("BT /F1 9 Tf (Anna) Tj ET")
     return whole[: whole.index(b"xref")] + b"1 0 obj\n" * (n // 8) + b"%%EOF"
 
 
-def nested(opening: str, closing: str = "") -> Callable[[int], bytes]:
-    """Return what makes a PDF whose catalogue is nested deep."""
-
-    def made(n: int) -> bytes:
-        depth = n // (len(opening) + len(closing))
-        objects = {1: f"<< /Type /Catalog /Pages 2 0 R /X {opening * depth}{closing * depth} >>"}
-        pages = "<< /Type /Pages /Count 1 /Kids [3 0 R] >>"
-        return pdf(objects | {2: pages, 3: PAGE, 4: stream("(Anna) Tj"), 5: FONT})
-
-    return made
-
-
 P = "<w:p><w:r><w:t>Anna</w:t></w:r></w:p>"
 FIELD = '<w:p><w:r><w:fldChar w:fldCharType="begin"/></w:r>'
-TEXT = "BT /F1 9 Tf (A) Tj ET"
 HEAD = "From: a\nDate: b\n"
 UNITS = {  # kind -> (what is repeated, what stands behind it, in front of it)
     "html": [(unit,) for unit in (
@@ -254,11 +226,7 @@ FILES = ONE_PASS | {
            ("BT /F1 9 Tf (Anna) Tj ET ", 20), ("q ", 100), ("1 ", 100), ("(", 100), ("[", 10),
            ("<<", 10), ("/A", 50), ("%", 100), ("BI ID ", 20),
        )},
-    "pdf escapes": lambda n: page("BT /F1 9 Tf (" + "\\\n" * (50 * n) + ") Tj ET"),
-    "pdf hexadecimal": lambda n: page("<" + "41" * (50 * n) + "> Tj"),
-    "pdf inline picture": lambda n: page("BI /W 9 /H 9 ID " + "EI" * (50 * n)),
     "pdf compressed often": lambda n: page(b"\0" * (1 << 28), filters=3),
-    "pdf moves": lambda n: page("BT /F1 9 Tf " + "1 0 0 1 9 9 Tm (A) Tj " * (10 * n) + "ET"),
     "pdf forms of forms": form_tree,
     "pdf form in itself": lambda n: page(
         "/X Do", o6=stream("/X Do", "/Type /XObject /Subtype /Form /Resources << /XObject << /X "
@@ -271,34 +239,9 @@ FILES = ONE_PASS | {
     "pdf page chain": page_chain,
     "pdf one page often": one_page_often,
     "pdf count": lambda n: pdf({1: CATALOG, 2: "<< /Type /Pages /Count 999999999 /Kids [] >>"}),
-    **{f"pdf {unit}": lambda n, unit=unit: cmap(unit, 4 * n) for unit in (
-        "1 beginbfrange\n<0000> <FFFFFF> <0041>\nendbfrange\n", "9 beginbfchar ",
-        "1 beginbfchar\n<41> <0041>\nendbfchar\n", "<0000> <FFFF> <0041>\n",
-    )},
-    "pdf objects in streams": objects_in_streams,
     "pdf without a table": no_table,
-    **{f"pdf nested {opening}{closing}": nested(opening, closing)
-       for opening, closing in (("[", "]"), ("[", ""), ("<< /X ", " >>"), ("<< /X ", ""))},
-    "pdf widths": lambda n: page(
-        TEXT, o5="<< /Type /Font /Subtype /Type0 /BaseFont /X /Encoding /Identity-H "
-        "/DescendantFonts [<< /Type /Font /Subtype /CIDFontType2 /W [0 999999999 500] >>] >>"
-    ),
-    "pdf differences": lambda n: page(
-        TEXT, o5="<< /Type /Font /Subtype /Type1 /BaseFont /X /Encoding << /Differences "
-        f"[{'999999999 /A ' * (n // 12)}] >> >>"
-    ),
     "pdf generations": lambda n: b"%PDF-1.5\n" + b"9 9 obj\n" * (n // 8) + b"startxref\n0\n%%EOF",
-    "pdf previous table": lambda n: (
-        b"%PDF-1.5\nxref\n0 1\n0000000000 65535 f \ntrailer\n<< /Size 1 /Root 1 0 R /Prev 9 >>\n"
-        b"startxref\n9\n%%EOF"
-    ),
-    "pdf long table": lambda n: (
-        b"%PDF-1.5\nxref\n0 999999999\n" + b"0000000000 00000 n \n" * (n // 20)
-        + b"trailer\n<< /Size 999999999 /Root 1 0 R >>\nstartxref\n9\n%%EOF"
-    ),
     "pdf junk": lambda n: b"%PDF-1.5\n" + b"startxref\n" * (n // 10),
-    "pdf blanks": lambda n: b"%PDF-1.5\n" + b" " * n + b"\n",
-    "pdf title": lambda n: pdf({1: f"<< /Type /Catalog /Pages 2 0 R /A ({'(' * n}) >>"}),
 }  # fmt: skip
 
 

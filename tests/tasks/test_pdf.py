@@ -1,6 +1,5 @@
 """PDF: what a viewer shows of it is read, in the order of a reader, or named in a remark."""
 
-import hashlib
 from itertools import chain
 
 import pypdfium2 as pdfium
@@ -326,39 +325,7 @@ def test_what_does_not_run_on_stays(pages):
     assert [page.split("\n") for page, _, _ in found.pieces] == pages and not found.remark
 
 
-PADDING = bytes.fromhex("28BF4E5E4E758A4164004E56FFFA01082E2E00B6D0683E802F0CA9FE6453697A")
-
-
-def rc4(key: bytes, content: bytes) -> bytes:
-    state, j = [*range(256)], 0
-    for i in range(256):
-        j = (j + state[i] + key[i % len(key)]) % 256
-        state[i], state[j] = state[j], state[i]
-    out, i, j = bytearray(), 0, 0
-    for byte in content:
-        i = (i + 1) % 256
-        j = (j + state[i]) % 256
-        state[i], state[j] = state[j], state[i]
-        out.append(byte ^ state[(state[i] + state[j]) % 256])
-    return bytes(out)
-
-
-def encrypted(password: bytes) -> bytes:
-    """Make a PDF of one page by the standard handler's revision 2, with an owner's password."""
-    user = (password + PADDING)[:32]
-    owner = rc4(hashlib.md5((b"owner" + PADDING)[:32]).digest()[:5], user)
-    key = hashlib.md5(user + owner + (0xFFFFFFFC).to_bytes(4, "little") + b"id").digest()[:5]
-    check = rc4(key, PADDING)
-    drawn = lines("Anna reached Lima.")  # of object 11
-    sealed = rc4(hashlib.md5(key + bytes([11, 0, 0, 0, 0])).digest()[:10], drawn.encode())
-    entry = (
-        f"/Encrypt << /Filter /Standard /V 1 /R 2 /P -4 /O <{owner.hex()}> /U <{check.hex()}> >> "
-        f"/ID [<{b'id'.hex()}> <{b'id'.hex()}>]"
-    )
-    return pdf(sealed.decode("latin-1"), trailer=entry)
-
-
-def test_a_password_is_asked_for_only_where_there_is_one():
-    assert contents(encrypted(b""), "a.pdf").pieces[0][0] == "Anna reached Lima."
+def test_a_password_is_asked_for():
+    locked = f"/Encrypt << /Filter /Standard /V 1 /R 2 /P -4 /O <{'61' * 32}> /U <{'62' * 32}> >>"
     with pytest.raises(UserError, match=r"a\.pdf has a password"):
-        contents(encrypted(b"secret"), "a.pdf")
+        contents(pdf(lines("Anna."), trailer=f"{locked} /ID [<69> <69>]"), "a.pdf")
