@@ -100,14 +100,12 @@ THOUGHT = "<think><update>t</update><recall>t</recall></think>"
     ("<update>a</update><recall>who", "a", None, "unclosed_recall stray"),
     ("<update>a\nb\n\nc</update>", "a\nb\n\nc", None, ""),  # an update over several lines
     ("<update> \n </update>", None, None, "empty_update"),
-    ("", None, None, "no_update"),
-    ("Anna met Otto.", None, None, "no_update"),
+    ("", None, None, "no_update"), ("Anna met Otto.", None, None, "no_update"),
     ("<update>a</update> <update>b</update>", "a", None, "multi_update"),
     ("<update></update><update>b</update>", "b", None, "multi_update empty_update"),
     # opened anew before it was closed
     ("<update>a <update>b</update>", "b", None, "multi_update stray"),
-    ("<update>a", None, None, "no_update stray"),
-    ("a</update>", None, None, "no_update stray"),
+    ("<update>a", None, None, "no_update stray"), ("a</update>", None, None, "no_update stray"),
     ("<update>a</update></update>", "a", None, "stray"),
     ("<update>a</update><recall> </recall>", "a", None, "empty_recall"),
     ("<update>a</update><recall></recall> or </recall>", "a", None, "empty_recall stray"),
@@ -333,13 +331,11 @@ def test_an_update_without_a_turn_after_it_has_added_nothing_yet(codec):
 
 
 @pytest.mark.parametrize(("response", "form", "paid"), [
-    ("\\boxed{Lima}\n\\boxed{Rome}", "boxed", 1),
-    ("\\boxed{ }", "boxed", 0),
+    ("\\boxed{Lima}\n\\boxed{Rome}", "boxed", 1), ("\\boxed{ }", "boxed", 0),
     ("\\boxed{Lima", "boxed", 0),
     ("<think>\\boxed{Lima}</think>Lima", "boxed", 0),
     ("Therefore, the answer is Lima.", "sentence", 1),
-    ("Lima", "plain", 1),
-    (" ", "plain", 0),
+    ("Lima", "plain", 1), (" ", "plain", 0),
 ])  # fmt: skip
 def test_format_of_the_answer(codec, response, form, paid):
     assert rewards(codec, [ask("x")] * 3 + [response], form=form)[-1]["format"] == paid
@@ -386,15 +382,10 @@ FACT = worlds.make_task(0, 2, "two_hop_reverse")
 
 
 @pytest.mark.parametrize(("task", "text", "held"), [
-    (BRIDGE, "Lima?", "answer"),
-    (BRIDGE, "by ida cole", "evidence"),
+    (BRIDGE, "Lima?", "answer"), (BRIDGE, "by ida cole", "evidence"),
     (BRIDGE, "Heat", "neither"),  # the question has it
-    (COMPARED, "Heat, no", "unknown"),
-    (BOTH, "Lima", "evidence"),
-    (BOTH, "Rome, Lima", "answer"),
-    (BOTH, "x", "neither"),
-    (FACT, FACT.clues[0], "evidence"),
-    (FACT, FACT.clues[1], "answer"),
+    (COMPARED, "Heat, no", "unknown"), (BOTH, "Lima", "evidence"), (BOTH, "Rome, Lima", "answer"),
+    (BOTH, "x", "neither"), (FACT, FACT.clues[0], "evidence"), (FACT, FACT.clues[1], "answer"),
 ])  # fmt: skip
 def test_what_a_text_holds_of_the_evidence(task, text, held):
     assert EvidenceSearch(task).in_text(text) == held

@@ -110,16 +110,11 @@ def test_an_embedding_is_made_once_and_only_so_many_are_kept(monkeypatch):
 
 
 @pytest.mark.parametrize("found, evidence, expected", [
-    (["D1:1", "D2:2"], ["D1:1", "D2:2"], 1),
-    (["D1:1", "D9:9"], ["D1:1", "D2:2"], 1 / 2),
+    (["D1:1", "D2:2"], ["D1:1", "D2:2"], 1), (["D1:1", "D9:9"], ["D1:1", "D2:2"], 1 / 2),
     (["D1:1"], ["D1:1", "D1:1", "D2:2"], 2 / 3),  # as often as it is named
-    (["D1:11"], ["D1:1"], 0),
-    ([], ["D1:1"], 0),
-    ([], [], 1),
-    (["D1:1"], [], 1),
+    (["D1:11"], ["D1:1"], 0), ([], ["D1:1"], 0), ([], [], 1), (["D1:1"], [], 1),
     (["S1"], ["D1:1", "D1:2", "D2:1"], 2 / 3),  # sessions
-    (["S1"], ["D11:1"], 0),
-    (["S2"], ["D1:2"], 0),
+    (["S1"], ["D11:1"], 0), (["S2"], ["D1:2"], 0),
     (["D3:4"], ["S3", "S4"], 1 / 2),  # evidence of which only the session is known
     (["S3"], ["S3"], 1),
     (["S3", "x"], ["answer_7"], 0),  # an id that is neither

@@ -284,9 +284,7 @@ OF = {2: (2, 4, 0), 1: (1,), 3: (3,), 4: (4,)}  # 2: all that have the plain F1
     (2, "pears red", "red pears", 1),  # order is nothing
     (2, "red", "red pears", 2 / 3),
     (2, "red red", "red pears", 1 / 2),  # each occurrence counts once
-    (2, "red red", "red red pears", 4 / 5),
-    (2, "plums", "red pears", 0),
-    (2, "", "red pears", 0),
+    (2, "red red", "red red pears", 4 / 5), (2, "plums", "red pears", 0), (2, "", "red pears", 0),
     (2, "the", "a", 0),  # nothing in common, though both are empty
     (2, "running runners", "runs runner", 1),  # stems
     (2, "dies", "die", 1),  # only by NLTK's extension of Porter's rules
@@ -295,9 +293,7 @@ OF = {2: (2, 4, 0), 1: (1,), 3: (3,), 4: (4,)}  # 2: all that have the plain F1
     (2, "yes", "Yes; she likes them; often", 2 / 6),  # and only category 3 the gold at a semicolon
     (3, "yes", "Yes; she likes them; often", 1),
     (3, "Yes; she", "Yes; she likes them; often", 2 / 3),
-    (3, "x", "x, y", 2 / 3),
-    (1, "x", "x, y", 1 / 2),
-    (1, "x, y", "x, y", 1),
+    (3, "x", "x, y", 2 / 3), (1, "x", "x, y", 1 / 2), (1, "x, y", "x, y", 1),
     (1, "y, x", "x, y", 1),
     (1, "x y", "x, y", 2 / 3),  # one part that shares a word with each
     (1, "x, q, r, s", "x, y", 1 / 2),  # more parts cost nothing
@@ -317,8 +313,7 @@ def test_the_score_by_category(category, prediction, gold, expected):
     ("red pear", "red pears", 4, 0),  # not stemmed
     ("red", "red pears", 4, 0),
     ("x", "x, y", 1, 0),  # the whole gold, also in category 1
-    ("yes", "Yes; she likes them", 3, 1),
-    ("yes", "Yes; she likes them", 4, 0),
+    ("yes", "Yes; she likes them", 3, 1), ("yes", "Yes; she likes them", 4, 0),
 ])  # fmt: skip
 def test_exact_match(prediction, gold, category, expected):
     assert official_em(prediction, probe(gold, category)) == expected
