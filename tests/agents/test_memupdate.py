@@ -5,6 +5,7 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from conftest import random_policy
@@ -76,16 +77,22 @@ def play(codec, agent, task, script, n=1, window=None):
     return sorted(done, key=lambda t: t.sample)
 
 
+def edit(codec, agent, task, script, **how):
+    """Run an agent once: its trajectory, the notes of its edits, the parts of its reward, what
+    it has answered in the end, and the store."""
+    (done,) = play(codec, agent, task, script, **how)
+    notes = notes_of(done)
+    parts = next((note.parts for note in notes[::-1] if note.parts), {})
+    store = read_store(notes[-1].store) if notes else None
+    answers = notes[-1].answers if notes else ()
+    asked = [answer["question"] for answer in answers]
+    edits = [turn for turn in done.turns if not turn.prompt.frozen]
+    return SimpleNamespace(done=done, notes=notes, parts=parts, answers=answers, asked=asked,
+                           store=store, edits=edits)  # fmt: skip
+
+
 def notes_of(trajectory, phase="edit"):
     return [t.notes for t in trajectory.turns if t.notes is not None and t.notes.phase == phase]
-
-
-def parts(trajectory):
-    return next(n.parts for n in notes_of(trajectory)[::-1] if n.parts)
-
-
-def stored(trajectory):
-    return read_store(notes_of(trajectory)[-1].store)
 
 
 def once(*calls):
@@ -129,15 +136,15 @@ def refiner(**settings):
 
 
 def test_sessions_are_read_in_order_with_their_dates_and_new_entries_have_them(codec):
-    (done,) = play(codec, editor(), TASK, lambda p: create(f"{p.section[:10]} was a day."))
-    prompts = [turn.prompt for turn in done.turns if not turn.prompt.frozen]
+    it = edit(codec, editor(), TASK, lambda p: create(f"{p.section[:10]} was a day."))
+    prompts = [turn.prompt for turn in it.edits]
     sections = [p.section.replace("\n ", "\n") for p in prompts]  # a blank before a first word
     assert sections == [f"{s.when}\n{s.text}" for s in TASK.sessions]
     assert prompts[1].memory == f"[m1] 2024-01-01 {TASK.sessions[0].date} was a day."
     # hard budget of six entries: the seventh is refused, and the policy is told
-    last = notes_of(done)[-1]
-    assert last.ops[-1]["code"] == "full" and "6 of 6 memories" in last.ops[-1]["message"]
-    assert stored(done).journal[1].session == 2
+    last = it.notes[-1].ops[-1]
+    assert last["code"] == "full" and "6 of 6 memories" in last["message"]
+    assert it.store.journal[1].session == 2
 
 
 BAD = "<tool_call>{"
@@ -153,15 +160,14 @@ TWO_BAD = "<tool_call>{</tool_call>" + create("a")
 ])  # fmt: skip
 def test_why_editing_stops(codec, settings, says, stop, ops):
     agent = editor(call_tokens=400, budget="none", **settings)
-    (done,) = play(codec, agent, FIRST, lambda p: says)
-    notes = notes_of(done)
-    assert [n.stop for n in notes] == [""] * (len(notes) - 1) + [stop]
-    assert agent.count(FIRST, done.turns[len(notes) - 1])[f"stop_{stop}"] == 1
+    it = edit(codec, agent, FIRST, lambda p: says)
+    assert [n.stop for n in it.notes] == [""] * (len(it.notes) - 1) + [stop]
+    assert agent.count(FIRST, it.edits[-1])[f"stop_{stop}"] == 1
     # all stand in the journal, in order, those too that were not run
-    journal = stored(done).journal
-    assert [op.message for op in journal] == [op["message"] for n in notes for op in n.ops]
+    journal = it.store.journal
+    assert [op.message for op in journal] == [op["message"] for n in it.notes for op in n.ops]
     assert len(journal) == ops
-    assert parts(done)["valid"] == (sum(op.ok for op in journal) / ops if ops else 0)
+    assert it.parts["valid"] == (sum(op.ok for op in journal) / ops if ops else 0)
     if stop == "ops":
         assert journal[-1].code == "too_many" and "at most 3 operations" in journal[-1].message
 
@@ -181,23 +187,21 @@ def test_limits_are_those_of_one_piece_of_text_and_of_a_whole_refinement(codec, 
         told.append(prompt.text.partition(" operations left")[0].rpartition("; ")[2])
         return create(f"a{len(told)}")
 
-    (done,) = play(codec, agent, task, script)
+    notes = edit(codec, agent, task, script).notes
     assert len(told) > 4 and told == left * (len(told) // 2)
-    assert [n.stop for n in notes_of(done)] == ["", stop] * (len(told) // 2)
-    assert {n.session for n in notes_of(done)[2:]} == {2}
-    (done,) = play(codec, refiner(**limits), REFINED, script)
-    assert [n.stop for n in notes_of(done)] == ["", stop]
+    assert [n.stop for n in notes] == ["", stop] * (len(told) // 2)
+    assert {n.session for n in notes[2:]} == {2}
+    assert [n.stop for n in edit(codec, refiner(**limits), REFINED, script).notes] == ["", stop]
 
 
 @pytest.mark.parametrize(("over", "kept"), [("center", [1, 2, 8]), ("head", [1, 2, 3])])
 def test_of_more_sessions_than_are_to_be_read_the_others_are_not_asked_about(codec, over, kept):
     agent = editor(max_sections=3, over=over, budget="none", max_turns=1, answer_k=9)
-    (done,) = play(codec, agent, TASK, lambda p: create(f"a{len(p.text)}{p.section[:10]}"))
-    assert [n.session for n in notes_of(done)] == kept
+    it = edit(codec, agent, TASK, lambda p: create(f"a{len(p.text)}{p.section[:10]}"))
+    assert [n.session for n in it.notes] == kept
     about = [p.question for p in TASK.probes if {*p.sessions} <= {*kept}]
-    assert 0 < len(about) < len(TASK.probes)
-    assert [a["question"] for a in notes_of(done)[-1].answers] == about
-    assert parts(done)["unread"] == len(TASK.probes) - len(about)
+    assert 0 < len(about) < len(TASK.probes) and it.asked == about
+    assert it.parts["unread"] == len(TASK.probes) - len(about)
 
 
 UNKNOWN = call("drop_memory", memory_id="m1")
@@ -214,11 +218,9 @@ ILL_TYPED = call("manage_memory", operation="create", content=7)
 def test_three_turns_in_a_row_without_a_call_of_the_right_form_end_the_episode(codec, turns, made):
     """In a stream of sessions with one turn each, and all probes are asked all the same."""
     said = iter(turns)
-    (done,) = play(codec, editor(call_tokens=200), TASK, lambda p: next(said, ""))
-    notes = notes_of(done)
-    assert len(notes) == made
-    assert [n.stop == "invalid" for n in notes] == [False] * (made - 1) + [made < 8]
-    assert "unread" not in parts(done) and len(notes[-1].answers) == len(TASK.probes)
+    it = edit(codec, editor(call_tokens=200), TASK, lambda p: next(said, ""))
+    assert [n.stop == "invalid" for n in it.notes] == [False] * (made - 1) + [made < 8]
+    assert "unread" not in it.parts and len(it.answers) == len(TASK.probes)
 
 
 def test_what_did_not_fit_the_window_is_neither_asked_nor_paid_for(codec):
@@ -236,24 +238,23 @@ def test_what_did_not_fit_the_window_is_neither_asked_nor_paid_for(codec):
         first = "2024-01-01" in prompt.section
         return create("Boris reached Oslo." if first else f"It rained {len(prompt.memory)} times.")
 
-    (read,) = play(codec, agent, task, script)
-    assert "unread" not in parts(read) and parts(read)["delta"] == 1 / 4
-    sizes = [len(turn.prompt_ids) for turn in read.turns if not turn.prompt.frozen]
-    pieces = [notes.session for notes in notes_of(read)]
+    read = edit(codec, agent, task, script)
+    assert "unread" not in read.parts and read.parts["delta"] == 1 / 4
+    sizes = [len(turn.prompt_ids) for turn in read.edits]
+    pieces = [notes.session for notes in read.notes]
     ends = [k for k in range(1, len(sizes)) if sizes[k] > max(sizes[:k])]
     assert {(pieces[k - 1], pieces[k]) for k in ends} == {(1, 2), (2, 2), (3, 4)}
     for k in ends:  # the first turn that does not fit
         asked = [p for p in probes if not {*p.sessions} & {*pieces[k:]}]
-        (done,) = play(codec, agent, task, script, window=max(sizes[:k]) + 24)
-        notes, won = notes_of(done), parts(done)
-        assert notes[-1].stop == "context" and len(notes) == k
-        assert [answer["question"] for answer in notes[-1].answers] == [p.question for p in asked]
-        assert (won["unread"], won["score_after"]) == (4 - len(asked), 1 / len(asked))
+        it = edit(codec, agent, task, script, window=max(sizes[:k]) + 24)
+        assert it.notes[-1].stop == "context" and len(it.notes) == k
+        assert it.asked == [p.question for p in asked]
+        assert (it.parts["unread"], it.parts["score_after"]) == (4 - len(asked), 1 / len(asked))
         # those that are not asked have gained nothing: filling the window early does not pay
-        assert won["delta"] == pytest.approx(1 / 4) == sum(notes[-1].gains)
+        assert it.parts["delta"] == pytest.approx(1 / 4) == sum(it.notes[-1].gains)
     later = replace(task, probes=probes[3:])
-    (done,) = play(codec, agent, later, script, window=max(sizes[: ends[0]]) + 24)
-    assert parts(done)["delta"] == 0 and not any(t.prompt.frozen for t in done.turns)
+    it = edit(codec, agent, later, script, window=max(sizes[: ends[0]]) + 24)
+    assert it.parts["delta"] == 0 and it.edits == it.done.turns
     with pytest.raises(AssertionError, match="does not fit the model's window"):
         play(codec, agent, task, script, window=sizes[0])
 
@@ -268,7 +269,7 @@ def test_members_of_a_group_draw_alike_and_edit_stores_of_their_own(codec):
 
     done = play(codec, refiner(), REFINED, script, n=3)
     assert len({notes_of(trajectory)[0].ops[0]["message"] for trajectory in done}) == 1
-    stores = [stored(trajectory).snapshot().entries for trajectory in done]
+    stores = [read_store(notes_of(t)[-1].store).snapshot().entries for t in done]
     assert [len(entries) for entries in stores] == [4] * 3
     assert len({entries[-1].text for entries in stores}) == 3
 
@@ -292,9 +293,9 @@ def test_frozen_questions_are_answered_greedily_and_known_answers_are_not_asked_
 
 def test_the_reward_is_what_the_probes_have_won_and_its_parts(codec):
     def won(agent, task, *calls):
-        (done,) = play(codec, agent, task, once(*calls))
-        assert done.reward == parts(done)["reward"]
-        return parts(done)
+        it = edit(codec, agent, task, once(*calls))
+        assert it.done.reward == it.parts["reward"]
+        return it.parts
 
     dora, agent = create("Dora reached Genoa."), refiner().on(codec)
     idle = won(refiner(), REFINED)
@@ -353,10 +354,10 @@ def earned(codec, mode, calls, **settings):
         return "".join(calls) if section not in known and (section or not known) else ""
 
     agent = agent(**settings)
-    (done,) = play(codec, agent, task, script)
-    gains = [r["gain"] for r in agent.turn_rewards(done) or [] if r]
+    it = edit(codec, agent, task, script)
+    gains = [r["gain"] for r in agent.turn_rewards(it.done) or [] if r]
     assert bool(gains) == settings["turn_credit"]
-    return agent.reward(done), parts(done), [*itertools.accumulate(gains)]
+    return it.done.reward, it.parts, [*itertools.accumulate(gains)]
 
 
 @pytest.mark.parametrize("turn_credit", [False, True])
@@ -386,11 +387,11 @@ def test_the_gains_of_the_turns_add_up_to_what_the_episode_has_won(codec):
         call("search_memory", query="Dora"), delete("m1"),
         create("Dora met Emil. Dora met Emil. Dora met Emil. Dora met Emil."), "",
     ])  # fmt: skip
-    (done,) = play(codec, agent, task, lambda p: next(said))
-    won, gains = parts(done), [r["gain"] for r in agent.turn_rewards(done) if r]
+    it = edit(codec, agent, task, lambda p: next(said))
+    gains = [r["gain"] for r in agent.turn_rewards(it.done) if r]
     assert len(gains) == 6 and sum(map(bool, gains)) >= 2
     assert gains[2] == gains[5] == 0  # nothing was changed
-    assert won["delta"] and sum(gains) == pytest.approx(won["delta"])
+    assert it.parts["delta"] and sum(gains) == pytest.approx(it.parts["delta"])
 
 
 def test_what_has_changed_an_answer_is_noted_and_shown_beside_it(codec):
@@ -414,8 +415,7 @@ def test_what_has_changed_an_answer_is_noted_and_shown_beside_it(codec):
 def test_the_memory_after_a_turn_is_what_is_stored_after_it(codec):
     """As the next prompt shows it, of a store that is shown whole."""
     rng, agent = random.Random(5), editor()
-    (done,) = play(codec, agent, TASK, lambda p: keeper.demonstrate(rng, p, 0.5))
-    edits = [turn for turn in done.turns if not turn.prompt.frozen]
+    edits = edit(codec, agent, TASK, lambda p: keeper.demonstrate(rng, p, 0.5)).edits
     records = [*map(record_turn, edits)]
     lines = memupdate.files_of(agent, records)["store.jsonl"].splitlines()
     entries = read_store(lines).snapshot().entries
@@ -427,14 +427,16 @@ def test_the_memory_after_a_turn_is_what_is_stored_after_it(codec):
 
 def test_every_part_of_the_reward_and_every_operation_is_a_column(codec):
     agent, counts = editor(), Counter()
-    (done,) = play(codec, agent, TASK, lambda p: create("Anna left."))
-    for turn in done.turns:
+    it = edit(codec, agent, TASK, lambda p: create("Anna left."))
+    for turn in it.done.turns:
         counts.update(agent.count(TASK, turn))
-    rates = {name: pair for name, pair in agent.rates.items() if counts[pair[1]]}
-    columns = {name: counts[above] / counts[below] for name, (above, below) in rates.items()}
-    for name, value in parts(done).items():
-        if name not in ("reward", "valid"):
-            assert columns[name] == pytest.approx(value), name
+    columns = {
+        name: counts[above] / counts[below]
+        for name, (above, below) in agent.rates.items()
+        if counts[below]
+    }
+    shown = {name: part for name, part in it.parts.items() if name not in ("reward", "valid")}
+    assert columns == pytest.approx(columns | shown)
     assert columns["op_create"] == 1 and columns["stop_turns"] == 8
     assert counts["error_duplicate"] == counts["calls"] - 1
     assert (counts["stores_after_8"], counts["edit_turns"], counts["episodes"]) == (1, 8, 1)
@@ -536,8 +538,9 @@ def test_newest_keeps_the_latest_within_its_budget(codec, settings, kept):
 
 def test_an_ablation_takes_tools_away(codec):
     agent = editor(without=("delete_memory", "update"), call_tokens=400)
-    (done,) = play(codec, agent, FIRST, lambda p: create("a") + update("m1", "b") + delete("m1"))
-    assert [op["code"] for op in notes_of(done)[0].ops] == ["", "refused", "unknown_tool"]
+    calls = create("a") + update("m1", "b") + delete("m1")
+    (first, *_) = edit(codec, agent, FIRST, lambda p: calls).notes
+    assert [op["code"] for op in first.ops] == ["", "refused", "unknown_tool"]
     with pytest.raises(UserError, match="without"):
         editor(without=("drop_memory",))
 
@@ -555,20 +558,18 @@ def test_an_embedder_decides_what_is_found_in_the_very_snapshot(codec):
     query = "Where is Emil?"  # who is nowhere: words find nothing, meanings the nearest
     edits = once(create("Dora reached Genoa."), delete("m2"),
                  call("search_memory", query=query, top_k=2))  # fmt: skip
-    replies = {}
+    task, replies = replace(REFINED, probes=(Probe("p", query, ("-",), 0),)), {}
     for how, embedder in (("bm25", ""), ("dense", "hash:256")):
         agent = refiner(search=how, embedder=embedder, answer_k=2, answer_order="best")
         give_embedder([agent])
-        (done,) = play(
-            codec, agent, replace(REFINED, probes=(Probe("p", query, ("-",), 0),)), edits
-        )
-        replies[how] = notes_of(done)[0].ops[-1]["message"]
-    embed, (answer,) = Hashes("", 256).embed, notes_of(done)[-1].answers
-    start = Store(agent.start(replace(REFINED, probes=())))
-    for side, state in (("before", start.snapshot()), ("after", stored(done).snapshot())):
-        cosines = embed([*map(searched, state.entries)]) @ embed([query], True)[0]
+        it = edit(codec, agent, task, edits)
+        replies[how] = it.notes[0].ops[-1]["message"]
+    embed, (answer,) = Hashes("", 256).embed, it.answers
+    for side, store in (("before", Store(agent.start(task))), ("after", it.store)):
+        entries = store.snapshot().entries
+        cosines = embed([*map(searched, entries)]) @ embed([query], True)[0]
         order = sorted(range(len(cosines)), key=lambda i: (-round(float(cosines[i]), 6), i))
-        nearest = [state.entries[i].line for i in order[:2]]
+        nearest = [entries[i].line for i in order[:2]]
         assert answer[f"found_{side}"] == nearest
     assert replies["dense"].splitlines() == ["2 of 3 memories:", *nearest]
     assert replies["bm25"] == "No memory matches. 3 stored."
