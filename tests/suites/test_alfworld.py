@@ -214,7 +214,7 @@ def test_a_game_that_breaks_off_fails_the_task_alone(environment, monkeypatch, a
     with closing(task.begin()) as other, closing(task.begin()) as game:
         with monkeypatch.context() as patch:
             if action == "hang":
-                patch.setattr(module, "SECONDS", 1.0)
+                patch.setattr(module, "SECONDS", 0.2)
             assert game.step(action) == Step("The game has ended.", True, -1.0, failure)
         assert game.step("x").failure == "crashed"  # and so it stays
         assert other.step("win").reward == 1.0

@@ -1,12 +1,9 @@
 """HTML as a person sees it, encodings as browsers take them, and books with common mistakes."""
 
-import io
-import zipfile
-
 import pytest
 from test_documents import epub, said
+from test_docx import zipped
 
-from config.errors import UserError
 from tasks.forms import contents
 
 
@@ -76,37 +73,6 @@ def test_html_is_read_as_a_person_sees_it(markup, seen):
     assert text(markup) == seen
 
 
-@pytest.mark.parametrize("page", [
-    "<body hidden><p>Anna",
-    "<style>body{visibility:hidden}</style><p>Anna",
-    "<body style='display:none'><p>Anna<p hidden>no",
-])  # fmt: skip
-def test_a_page_that_a_script_shows_is_read(page):
-    assert text(page) == "Anna"
-    assert "1 passage that is hidden" in said(b"<div id=app hidden><p>Anna</div>", "x.html")
-
-
-def test_what_is_seen_and_not_read_is_counted_in_one_remark():
-    page = "<img src='data:image/png;base64,A'><img alt=''><canvas></canvas><iframe srcdoc=x>"
-    page = f"<p>Anna<b hidden>x</b><p hidden></p>{page}</iframe><video>x</video><nav>x</nav>"
-    remark = contents(page.encode(), "x.html").remark
-    assert remark == (
-        "x.html: left out: 1 passage that is hidden, 3 pictures without words, 1 frame, "
-        "1 recording, 1 navigation."
-    )
-    assert "2 frames" in said(b"<frameset><frame><frame></frameset>", "x.html")
-    assert not contents(b"<p>Anna", "x.html").remark
-    book = epub("<p>Anna<img src=a>", "<img src=b>")
-    assert contents(book, "a.epub").remark == "a.epub: left out: 2 pictures without words."
-
-
-def test_elements_of_xml_that_end_at_once_swallow_nothing():
-    head = "<html xmlns='http://www.w3.org/1999/xhtml'><head><title/><script src='x'/></head>"
-    page = head + "<body><p>Anna<br/>left.<a id='p5'/> <![CDATA[1 < 2]]></p><sup/></body></html>"
-    assert text("<?xml version='1.0'?>" + page) == "Anna\nleft. 1 < 2"
-    assert contents(epub(page), "a.epub").pieces[0][0] == "Anna\nleft. 1 < 2"
-
-
 @pytest.mark.parametrize(("label", "encoding", "words"), [
     ("iso-8859-1", "cp1252", "“The bridge costs €40 – Müller’s”"),
     ("us-ascii", "cp1252", "€40"), ("latin-1", "cp1252", "€40"),
@@ -128,50 +94,6 @@ def test_a_label_means_what_browsers_take_it_for(label, encoding, words):
     assert words in text(xml, "x.xml")
 
 
-@pytest.mark.parametrize(("content", "why"), [
-    ("<meta charset=cp-437><p>né".encode("cp437"), "cp-437, which is unknown"),
-    (b"<meta charset=gb2312><p>n\xff", "line 1 is not gb2312"),
-    ("Анна".encode("cp1251"), "line 1 is not UTF-8"),
-    ("<meta charset=utf-8>né".encode("latin-1"), "line 1 is not utf-8"),
-    ("né\nné\n".encode() + "né\n".encode("latin-1"), "line 3 is not UTF-8"),
-])  # fmt: skip
-def test_an_encoding_is_not_guessed(content, why):
-    assert why in said(content, "x.html" if content.startswith(b"<") else "x.txt")
-
-
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-@pytest.mark.parametrize(
-    "words", ["The price is 950 €.", "Анна уехала.", "合同由朱镕基签署。\n", "“né”\r\n"]
-)
-def test_a_text_of_wide_letters_needs_no_mark(encoding, words):
-    found = contents(words.encode(encoding), "x.txt")
-    assert found.pieces[0][0] == words.replace("\r", "") and encoding.upper() in found.remark
-    assert text(f"<html><p>{words}".encode(encoding)) == words.strip()
-
-
-def test_a_chat_and_a_chapter_keep_the_remark_on_their_encoding():
-    chat = "31.12.23, 21:41 - Ann: Hi\n31.12.23, 21:42 - Bo: Hi\n"
-    found = contents(chat.encode("utf-16-le"), "chat.txt")
-    assert found.pieces[0][0] == chat and "UTF-16-LE" in found.remark
-    found = contents(epub("<p>Anna left.".encode("utf-16-be")), "a.epub")
-    assert found.pieces[0][0] == "Anna left." and "UTF-16-BE" in found.remark
-
-
-def test_a_program_says_its_encoding_in_its_first_line():
-    program = "# -*- coding: koi8-r -*-\n'Анна'"
-    assert text(program.encode("koi8-r"), "a.py") == program
-
-
-def test_runs_of_nul_are_left_out_and_counted():
-    found = contents(b"one\ntwo" + bytes(512) + b"three\n" + bytes(3), "a.log")
-    assert found.pieces[0][0] == "one\ntwo\nthree\n\n"
-    assert "a.log: 515 NULs" in found.remark
-    log = b"a line\n" * 99
-    for binary in (log + b"\x01\0\0", bytes(99), b"a\0b\0", b"\x7fELF\0\0", b"a\x01b\0\0"):
-        with pytest.raises(UserError):
-            contents(binary, "a.log")
-
-
 def package(head: str = "", title: str = "A Book", **items: str) -> str:
     """Make a package that Word and others would: ids and hrefs as they are given."""
     manifest = "".join(f"<item id='{key}' {value}/>" for key, value in items.items())
@@ -180,6 +102,86 @@ def package(head: str = "", title: str = "A Book", **items: str) -> str:
         f"{head}<package><metadata xmlns:dc='d'><meta name='x'/><dc:title>{title}</dc:title>"
         f"</metadata><manifest>{manifest}</manifest><spine>{spine}</spine></package>"
     )
+
+
+def linked(href: str) -> bytes:
+    """Make a book whose only chapter is named so."""
+    opf = package("<?xml version='1.0' encoding='utf-8'?>", a=f"href='{href}'")
+    return epub("", **{"O__b___opf": opf, "O__Text__Ch 1___xhtml": "<p>Anna."})
+
+
+XHTML = (
+    "<html xmlns='http://www.w3.org/1999/xhtml'><head><title/><script src='x'/></head><body>"
+    "<p>Anna<br/>left.<a id='p5'/> <![CDATA[1 < 2]]></p><sup/></body></html>"
+)
+PICTURES = (
+    "<p>Anna<b hidden>x</b><p hidden></p><img src='data:image/png;base64,A'><img alt=''><canvas>"
+    "</canvas><iframe srcdoc=x></iframe><video>x</video><nav>x</nav>"
+)
+PROGRAM = "# -*- coding: koi8-r -*-\n'Анна'"
+CHAT = "31.12.23, 21:41 - Ann: Hi\n31.12.23, 21:42 - Bo: Hi\n"
+BACKSLASHES = {
+    "META-INF\\container.xml": "<rootfile full-path='O/b.opf'/>", "O\\t\\c.html": "<p>Anna.",
+    "O\\b.opf": package(a="href='t/c.html'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "name", "seen", "remark"), [
+    # what a script would show
+    ("<body hidden><p>Anna", "x.html", "Anna", ""),
+    ("<style>body{visibility:hidden}</style><p>Anna", "x.html", "Anna", ""),
+    ("<body style='display:none'><p>Anna<p hidden>no", "x.html", "Anna", "hidden"),
+    # elements of XML that end at once
+    ("<?xml version='1.0'?>" + XHTML, "x.html", "Anna\nleft. 1 < 2", ""),
+    (epub(XHTML), "a.epub", "Anna\nleft. 1 < 2", ""),
+    # what is seen and not read
+    (PICTURES, "x.html", "Anna",
+     "x.html: left out: 1 passage that is hidden, 3 pictures without words, 1 frame, "
+     "1 recording, 1 navigation."),
+    (epub("<p>Anna<img src=a>", "<img src=b>"), "a.epub", "Anna",
+     "a.epub: left out: 2 pictures without words."),
+    # encodings
+    (PROGRAM.encode("koi8-r"), "a.py", PROGRAM, ""),
+    (CHAT.encode("utf-16-le"), "chat.txt", CHAT, "UTF-16-LE"),
+    (epub("<p>Anna left.".encode("utf-16-be")), "a.epub", "Anna left.", "UTF-16-BE"),
+    *((words.encode(encoding), "x.txt", words.replace("\r", ""), encoding.upper())
+      for encoding in ("utf-16-le", "utf-16-be")
+      for words in ("The price is 950 €.", "Анна уехала.", "合同由朱镕基签署。\n", "“né”\r\n")),
+    ("<html><p>“né”\r\n".encode("utf-16-le"), "x.html", "“né”", "UTF-16-LE"),
+    (b"one\ntwo" + bytes(512) + b"three\n" + bytes(3), "a.log", "one\ntwo\nthree\n\n",
+     "a.log: 515 NULs"),
+    # books: a table of contents is no chapter, and a chapter is found however it is named
+    (epub("<nav epub:type='toc'><h1>Contents</h1><ol><li>One</ol></nav>", "<p>Anna."), "a.epub",
+     "Anna.", "1 navigation"),
+    *((linked(href), "a.epub", "Anna.", "")
+      for href in ("Text/Ch 1.xhtml", "Text/Ch%201.xhtml#a", "../O/Text/./Ch%201.xhtml")),
+    (zipped(**BACKSLASHES), "a.epub", "Anna.", ""),
+])  # fmt: skip
+def test_a_file_is_read_and_what_is_left_out_is_said(content, name, seen, remark):
+    found = contents(content.encode() if isinstance(content, str) else content, name)
+    ((words, number, _),) = found.pieces
+    assert (words, number) == (seen, int(name == "a.epub"))
+    assert remark in found.remark and bool(remark) == bool(found.remark)
+
+
+LOG = b"a line\n" * 99
+
+
+@pytest.mark.parametrize(("content", "name", "why"), [
+    (b"<div id=app hidden><p>Anna</div>", "x.html", "1 passage that is hidden"),
+    (b"<frameset><frame><frame></frameset>", "x.html", "2 frames"),
+    # an encoding is not guessed
+    ("<meta charset=cp-437><p>né".encode("cp437"), "x.html", "cp-437, which is unknown"),
+    (b"<meta charset=gb2312><p>n\xff", "x.html", "line 1 is not gb2312"),
+    ("<meta charset=utf-8>né".encode("latin-1"), "x.html", "line 1 is not utf-8"),
+    ("Анна".encode("cp1251"), "x.txt", "line 1 is not UTF-8"),
+    ("né\nné\n".encode() + "né\n".encode("latin-1"), "x.txt", "line 3 is not UTF-8"),
+    *((binary, "a.log", "")
+      for binary in (LOG + b"\x01\0\0", bytes(99), b"a\0b\0", b"\x7fELF\0\0", b"a\x01b\0\0")),
+    *((epub("", O__b___opf=opf), "a.epub", "") for opf in ("", "<package", "\0\1", package())),
+])  # fmt: skip
+def test_what_cannot_be_read_is_one_sentence(content, name, why):
+    assert why in said(content, name)
 
 
 @pytest.mark.parametrize(("title", "seen"), [
@@ -191,32 +193,3 @@ def test_a_title_with_a_bare_ampersand_is_read(title, seen):
                 O__c___html="<p>Anna & Bo")  # fmt: skip
     found = contents(book, "a.epub")
     assert found.title == seen and found.pieces == [("Anna & Bo", 1, "")]
-
-
-@pytest.mark.parametrize(
-    "href", ["Text/Ch 1.xhtml", "Text/Ch%201.xhtml#a", "../O/Text/./Ch%201.xhtml"]
-)
-def test_a_chapter_is_found_however_it_is_named(href):
-    opf = package("<?xml version='1.0' encoding='utf-8'?>", a=f"href='{href}'")
-    members = {"O__b___opf": opf, "O__Text__Ch 1___xhtml": "<p>Anna."}
-    assert contents(epub("", **members), "a.epub").pieces == [("Anna.", 1, "")]
-
-
-def test_a_table_of_contents_is_no_chapter():
-    book = epub("<nav epub:type='toc'><h1>Contents</h1><ol><li>One</ol></nav>", "<p>Anna.")
-    found = contents(book, "a.epub")
-    assert found.pieces == [("Anna.", 1, "")] and "1 navigation" in found.remark
-
-
-def test_members_that_were_packed_with_backslashes_are_found():
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        archive.writestr("META-INF\\container.xml", "<rootfile full-path='O/b.opf'/>")
-        archive.writestr("O\\b.opf", package(a="href='t/c.html'"))
-        archive.writestr("O\\t\\c.html", "<p>Anna.")
-    assert contents(out.getvalue(), "a.epub").pieces == [("Anna.", 1, "")]
-
-
-def test_a_package_without_chapters_is_one_sentence():
-    for opf in ("", "<package", "\0\1", package()):
-        said(epub("", O__b___opf=opf), "a.epub")
