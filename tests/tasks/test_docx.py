@@ -169,40 +169,6 @@ def test_what_a_person_sees_is_the_text(body, expected):
     assert text(body) == expected
 
 
-def test_headers_and_footers_are_those_that_pages_show():
-    margins = {f"header{k}": p(f"Head {k}") for k in (1, 2, 3)} | {"footer1": p("Foot")}
-    kinds = {"header1": "default", "header2": "first", "header3": "even", "footer1": "default"}
-    references = "".join(
-        f'<w:{name[:6]}Reference w:type="{kind}" r:id="{name}"/>' for name, kind in kinds.items()
-    )
-    section, first = f"<w:sectPr>{references}</w:sectPr>", "<w:titlePg/>"
-    assert text(p("Body.") + section, **margins) == "[Header: Head 1]\nBody.\n\n[Footer: Foot]"
-    shown = text(
-        p("Body.") + section.replace("</w:sectPr>", f"{first}</w:sectPr>"),
-        settings="<w:evenAndOddHeaders/>",
-        **margins,
-    )
-    assert shown.startswith("[Header: Head 1]\n[Header: Head 2]\n[Header: Head 3]\nBody.")
-
-
-def test_notes_and_comments_stand_beside_what_they_are_about():
-    body = p("Fee.", inside='<w:r><w:footnoteReference w:id="2"/></w:r>') + p(
-        "Term.", inside='<w:r><w:endnoteReference w:id="1"/><w:commentReference w:id="0"/></w:r>'
-    )
-    parts = {
-        "footnotes": f'<w:footnote w:id="-1">{p("line")}</w:footnote>'
-        f'<w:footnote w:id="2">{p("A month.")}</w:footnote>',
-        "endnotes": f'<w:endnote w:id="1">{p("Two years.")}</w:endnote>',
-        "comments": f'<w:comment w:id="0" w:author="Ann">{p("Longer!")}{p("Please.")}</w:comment>',
-    }
-    assert text(body, **parts) == (
-        "Fee.[Note 1]\n[Note 1: A month.]\n\n"
-        "Term.[End note 1]\n[End note 1: Two years.]\n[Comment by Ann: Longer! Please.]"
-    )
-    twice = p("Fee.", inside='<w:r><w:commentReference w:id="0"/></w:r>' * 2)
-    assert text(twice, **parts) == "Fee.\n[Comment by Ann: Longer! Please.]"
-
-
 def level(k: int, form: str, written: str, more: str = "") -> str:
     return (
         f'<w:lvl w:ilvl="{k}"><w:start w:val="1"/><w:numFmt w:val="{form}"/>'
@@ -232,34 +198,73 @@ def item(words: str, number: int = 0, at: int = 0, style: str = "") -> str:
     return p(words, f'<w:pStyle w:val="{style}"/>' if style else place)
 
 
-def test_list_numbers_are_those_that_word_shows():
-    body = (
-        item("Scope", style="Head") + item("Part", style="Sub") + item("Part", style="Sub")
-        + item("Term", 5) + item("Part", 5, 1) + item("Dot", 6) + item("Deep", 6, 1)
-        + item("Anew", 7) + item("Next", 7) + item("Other", 8)
-        + item("None", 0) + item("Circle", style="Round")
-        + p("Overridden", '<w:pStyle w:val="Head"/><w:numPr><w:numId w:val="0"/></w:numPr>')
-    )  # fmt: skip
-    assert text(body, numbering=NUMBERING, styles=STYLES).split("\n\n") == [
-        "1. Scope", "1.a) Part", "1.b) Part", "2. Term", "2.a) Part", "• Dot", "(I) Deep",
-        "4. Anew", "5. Next", "§ 6 Other", "None", "Circle", "Overridden",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "n, form, expected",
-    [(29, "decimal", "29"), (26, "lowerLetter", "z"), (29, "lowerLetter", "cc"), (29, "none", ""),
-     (29, "upperRoman", "XXIX"), (29, "japaneseCounting", "29")],
+LIST = (
+    item("Scope", style="Head") + item("Part", style="Sub") + item("Part", style="Sub")
+    + item("Term", 5) + item("Part", 5, 1) + item("Dot", 6) + item("Deep", 6, 1) + item("Anew", 7)
+    + item("Next", 7) + item("Other", 8) + item("None", 0) + item("Circle", style="Round")
+    + p("Overridden", '<w:pStyle w:val="Head"/><w:numPr><w:numId w:val="0"/></w:numPr>')
 )  # fmt: skip
+MARGINS = {f"header{k}": p(f"Head {k}") for k in (1, 2, 3)} | {"footer1": p("Foot")}
+NOTES = {
+    "footnotes": f'<w:footnote w:id="-1">{p("line")}</w:footnote>'
+                 f'<w:footnote w:id="2">{p("A month.")}</w:footnote>',
+    "endnotes": f'<w:endnote w:id="1">{p("Two years.")}</w:endnote>',
+    "comments": f'<w:comment w:id="0" w:author="Ann">{p("Longer!")}{p("Please.")}</w:comment>',
+}  # fmt: skip
+
+
+def section(more: str = "", **shown: str) -> str:
+    """Make the end of a section: which of its margins stand on which of its pages."""
+    references = "".join(
+        f'<w:{name[:6]}Reference w:type="{kind}" r:id="{name}"/>' for name, kind in shown.items()
+    )
+    return f"<w:sectPr>{references}{more}</w:sectPr>"
+
+
+def noted(words: str, *notes: str) -> str:
+    """Make a paragraph that refers to notes, as "footnote 2"."""
+    runs = [note.split() for note in notes]
+    return p(words, inside="".join(f'<w:r><w:{k}Reference w:id="{n}"/></w:r>' for k, n in runs))
+
+
+ALL = dict(header1="default", header2="first", header3="even", footer1="default")
+OTHERS = {
+    prefix: name.replace("http://schemas.openxmlformats.org", STRICT)
+    for prefix, name in NAMES.items()
+}
+
+
+@pytest.mark.parametrize(("body", "more", "seen"), [
+    # the headers and footers that pages show
+    (p("Body.") + section(**ALL), MARGINS, "[Header: Head 1]\nBody.\n\n[Footer: Foot]"),
+    (p("Body.") + section("<w:titlePg/>", **ALL),
+     MARGINS | {"settings": "<w:evenAndOddHeaders/>"},
+     "[Header: Head 1]\n[Header: Head 2]\n[Header: Head 3]\nBody.\n\n[Footer: Foot]"),
+    # a section goes on with the margins of those before
+    (p("One.", section(header1="first")) + p("Two.") + section("<w:titlePg/>"),
+     {"header1": p("Head")}, "[Header: Head]\nOne.\n\nTwo."),
+    # notes and comments stand beside what they are about
+    (noted("Fee.", "footnote 2") + noted("Term.", "endnote 1", "comment 0"), NOTES,
+     "Fee.[Note 1]\n[Note 1: A month.]\n\n"
+     "Term.[End note 1]\n[End note 1: Two years.]\n[Comment by Ann: Longer! Please.]"),
+    (noted("Fee.", "comment 0", "comment 0"), NOTES, "Fee.\n[Comment by Ann: Longer! Please.]"),
+    # the numbers of a list are those that Word shows
+    (LIST, {"numbering": NUMBERING},
+     "1. Scope\n\n1.a) Part\n\n1.b) Part\n\n2. Term\n\n2.a) Part\n\n• Dot\n\n(I) Deep\n\n4. Anew\n\n"
+     "5. Next\n\n§ 6 Other\n\nNone\n\nCircle\n\nOverridden"),
+    # the main part is the one that the package names
+    (p("Anna."), {"main": "word/document2.xml"}, "Anna."), (p("Anna."), {"names": OTHERS}, "Anna."),
+])  # fmt: skip
+def test_what_stands_in_other_parts_is_read_in_its_place(body, more, seen):
+    assert text(body, **more) == seen
+
+
+@pytest.mark.parametrize(("n", "form", "expected"), [
+    (29, "decimal", "29"), (26, "lowerLetter", "z"), (29, "lowerLetter", "cc"), (29, "none", ""),
+    (29, "upperRoman", "XXIX"), (29, "japaneseCounting", "29"),
+])  # fmt: skip
 def test_numbers_are_written_in_the_form_of_their_level(n, form, expected):
     assert written(n, form) == expected
-
-
-def test_the_main_part_is_the_one_that_the_package_names():
-    assert text(p("Anna."), main="word/document2.xml") == "Anna."
-    strict = {prefix: name.replace("http://schemas.openxmlformats.org", STRICT) for prefix, name in
-              NAMES.items()}  # fmt: skip
-    assert text(p("Anna."), names=strict) == "Anna."
 
 
 def test_what_is_set_in_is_counted():
@@ -271,17 +276,10 @@ def test_what_is_set_in_is_counted():
     )
 
 
-def test_a_section_goes_on_with_the_margins_of_those_before():
-    first = '<w:sectPr><w:headerReference w:type="first" r:id="header1"/></w:sectPr>'
-    body = p("One.", first) + p("Two.") + "<w:sectPr><w:titlePg/></w:sectPr>"
-    assert text(body, header1=p("Head")) == "[Header: Head]\nOne.\n\nTwo."
-
-
-@pytest.mark.parametrize(
-    "body, why",
-    [(p(), r"empty: there is no text in it\.$"), ("<w:p", "damaged"),
-     (p(inside="<w:pict><a:blip/></w:pict>"), "empty: .* 1 picture")],
-)  # fmt: skip
+@pytest.mark.parametrize(("body", "why"), [
+    (p(), r"empty: there is no text in it\.$"), ("<w:p", "damaged"),
+    (p(inside="<w:pict><a:blip/></w:pict>"), "empty: .* 1 picture"),
+])  # fmt: skip
 def test_a_document_without_text_is_a_sentence(body, why):
     with pytest.raises(UserError, match=rf"^a\.docx is {why}"):
         reading(body)
