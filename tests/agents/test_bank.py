@@ -564,8 +564,3 @@ def test_an_intent_without_a_word_in_common_is_not_like_a_text():
     words.begin([(1, "ask for pears", b""), (2, "sell the house", b"")])
     assert [id for id, _ in words.nearest("pears, please", 2)] == [1]
     assert words.nearest("zebra", 2) == [] == words.nearest("", 2)
-
-
-def test_meanings_are_compared_by_an_embedder_that_is_named():
-    with pytest.raises(UserError, match="name an embedder"):
-        BankConfig(retrieve="dense")

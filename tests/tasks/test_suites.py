@@ -49,20 +49,14 @@ def asked(codec, **other):
     return unit, [*made], made
 
 
-def test_ruler_hqa_asks_the_same_questions_at_every_length(codec, questions, filler):
-    unit, columns, made = asked(
-        codec, suite="ruler-hqa", data=(questions,), filler=(filler,), lengths=(20, 50, 200), n=3
-    )
-    assert unit == "documents" and columns == [("made", n) for n in (20, 50, 200)]
-    ids = {tuple(t.id for t in tasks) for tasks in made.values()}
-    assert len(ids) == 1 and len(ids.pop()) == 3
-    assert all(t.n_documents == n for (_, n), tasks in made.items() for t in tasks)
-
-
-def test_ruler_hqa_of_several_datasets(codec, tmp_path, questions):
+def test_ruler_hqa_asks_each_dataset_at_every_length(codec, tmp_path, questions, filler):
     other = str(lines(tmp_path / "hotpot.jsonl", [hotpot(k) for k in range(9)]))
-    _, columns, _ = asked(codec, suite="ruler-hqa", data=(questions, other), lengths=(14, 12))
-    assert columns == [("made", 12), ("hotpotqa", 12), ("made", 14), ("hotpotqa", 14)]
+    hqa = dict(suite="ruler-hqa", filler=(filler,))
+    unit, columns, made = asked(codec, **hqa, data=(questions, other), lengths=(20, 14), n=3)
+    assert unit == "documents"
+    assert columns == [("made", 14), ("hotpotqa", 14), ("made", 20), ("hotpotqa", 20)]
+    assert all(t.n_documents == n for (_, n), tasks in made.items() for t in tasks)
+    assert [t.id for t in made["made", 14]] == [t.id for t in made["made", 20]]
     with pytest.raises(UserError, match="two columns"):
         asked(codec, suite="ruler-hqa", data=(questions, questions), lengths=(20,))
 
