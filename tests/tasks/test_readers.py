@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_locomo import GONE, changed
 
 from config.errors import UserError
 from data import FRAMES, Pool, Task
@@ -368,7 +369,6 @@ def test_of_many_mistakes_the_first_is_told(tmp_path, record):
 
 
 VALUES = (None, 2**70, True, " ", "\ud800", [], [None], [[5, "x"]], [{}], {"title": 5})
-GONE = b"gone"  # in no JSON
 
 
 def places(value, at=()):
@@ -377,18 +377,6 @@ def places(value, at=()):
     keys = range(len(value)) if isinstance(value, list) else value
     for key in keys if isinstance(value, list | dict) else ():
         yield from places(value[key], (*at, key))
-
-
-def changed(value, at, new):
-    """Return a copy with another value, or none, at a place."""
-    if not at:
-        return new
-    copy = list(value) if isinstance(value, list) else dict(value)
-    if len(at) == 1 and new is GONE:
-        del copy[at[0]]
-    else:
-        copy[at[0]] = changed(value[at[0]] if len(at) > 1 else None, at[1:], new)
-    return copy
 
 
 @pytest.mark.parametrize("good", [
