@@ -30,10 +30,8 @@ ROOT = Path(__file__).parents[2]
 class Plane:
     """An embedder of test vectors: what a text says it is, else a direction by its words."""
 
-    name, dim = "plane", 8
-
-    def __init__(self, **known):
-        self.known, self.calls = known, 0
+    def __init__(self, name="plane", dim=8, end="", **known):
+        self.name, self.dim, self.end, self.known, self.calls = name, dim, end, known, 0
 
     def cut(self, texts, query=False):
         return [len(text) > 60 for text in texts]
@@ -46,6 +44,7 @@ class Plane:
         if text in self.known:
             x = self.known[text]
             return np.array([x, math.sqrt(1 - x * x), *[0] * (self.dim - 2)], np.float32)
+        text += self.end
         row = sum(direction(word, self.dim) for word in [text, *text.split()])
         return (row / np.linalg.norm(row)).astype(np.float32)
 
@@ -333,27 +332,17 @@ def test_frozen_reads_and_never_writes(tmp_path):
     assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
 
 
-class Other(Plane):
-    name, dim = "other", 16
-
-
-class Pooled(Plane):  # the same name and dimension, other vectors
-    def row(self, text):
-        return super().row(f"{text}!")
-
-
-class Moved(Plane):  # another folder, the same model
-    name = "elsewhere"
-
-
 def test_another_embedder_is_refused(tmp_path):
     path, words = tmp_path / "b.db", tmp_path / "words.db"
     filled([(0.9, 0.5)], path).close()
     bank(words).close()
-    for file, embedder in ((path, Other()), (path, Pooled()), (path, None), (words, Plane())):
+    pooled = Plane(end="!")  # the same name and dimension, other vectors
+    for file, embedder in (
+        (path, Plane("other", 16)), (path, pooled), (path, None), (words, Plane()),
+    ):  # fmt: skip
         with pytest.raises(UserError, match="embedder"):
             bank(file, embedder)
-    bank(path, Moved()).close()
+    bank(path, Plane("elsewhere")).close()  # another folder, the same model
     assert bank(path, frozen=True).entries()  # it may be searched by words
 
 

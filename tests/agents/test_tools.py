@@ -40,34 +40,24 @@ def filled():
     return store
 
 
-def manage(operation, **rest):
-    return "manage_memory", {"operation": operation, **rest}
+def calls_of(tool, *names):
+    """Return what makes a call of a tool, of which these arguments may be given by position."""
+    return lambda *values, **rest: (tool, dict(zip(names, values, strict=False)) | rest)
+
+
+manage, sample = calls_of("manage_memory", "operation"), calls_of("sample_memory")
+search, delete = calls_of("search_memory", "query"), calls_of("delete_memory", "memory_id")
+split = calls_of("split_memory", "memory_id", "split_criteria")
 
 
 def merge(*ids, strategy="summarize", **rest):
     return "merge_memory", {"memory_ids": [*ids], "strategy": strategy, **rest}
 
 
-def split(memory_id, criteria, **rest):
-    return "split_memory", {"memory_id": memory_id, "split_criteria": criteria, **rest}
-
-
 M1 = "[m1] 2023-05-01 Ann: Ann has a red bike."
 M2 = "[m2] 2023-05-02 Ben: Ben lives in Rome."
 M3 = "[m3] 2023-06-01 Ann: Ann sold the bike."
 M4 = "[m4] It rained."
-
-
-def search(query, **rest):
-    return "search_memory", {"query": query, **rest}
-
-
-def sample(**rest):
-    return "sample_memory", rest
-
-
-def delete(memory_id, **rest):
-    return "delete_memory", {"memory_id": memory_id, **rest}
 
 
 ONE = "1 of 6 memories:\n"
