@@ -256,8 +256,9 @@ def test_pictures_go_to_a_model_that_sees_them_as_data_urls(server, tmp_path, ca
     folder = streamed(name="unseen", **settings)
     assert len((folder / "none.jsonl").read_text().splitlines()) == 2
     assert "1 tasks are left out" in capsys.readouterr().out
-    with pytest.raises(UserError, match="give --endpoint URL and --chat"):
-        streamed(suite="hle", images=True)
+    for more in ({}, {"endpoint": (seer.url,)}, {"chat": True}):
+        with pytest.raises(UserError, match="give --endpoint URL and --chat"):
+            streamed(suite="hle", images=True, **more)
     seer.stop()
 
 

@@ -161,7 +161,7 @@ def check(name: str, script: str) -> dict:
 
 
 @pytest.mark.parametrize(("content", "field"), [
-    ("{", "JSON"), ("[" * 100_000, "JSON"), ([], ""), ({}, ""), ({"0": {}}, "item 0"),
+    ("{", "JSON"), ("[" * 100_000, "JSON"), ([], ""), ({}, "empty"), ({"0": {}}, "item 0"),
     ({"3": 5}, "item 3"), (broken(instruction=" "), "item 3, instruction"),
     (broken(initialization_command_item="{'script': 'ls'}"), "initialization_command_item"),
     (broken(evaluation_info={}), "ground_truth_command_item"),

@@ -3,6 +3,7 @@
 import itertools
 import json
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from conftest import asked_of
@@ -97,6 +98,11 @@ def training(path, chosen="", lengths=(3,)):
     return ConversationTasks(f"locomo:{path}{'#' * bool(chosen)}{chosen}", lengths, seed=0)
 
 
+@cache
+def codec():
+    return Codec(keeper.make_tokenizer())
+
+
 def read(agent, task, answer):
     """Read a task with scripted answers: its last turn, and all prompts as they are shown."""
     prompts = []
@@ -105,7 +111,7 @@ def read(agent, task, answer):
         prompts.append((prompt, "".join(str(piece) for piece, _ in prompt.pieces)))
         return answer(prompt)
 
-    engine = ScriptedEngine(Codec(keeper.make_tokenizer()), script)
+    engine = ScriptedEngine(codec(), script)
     (done,) = rollout(engine, agent, [(task, 0)])
     assert not done.error
     return done.turns[-1], prompts
