@@ -8,15 +8,7 @@ from pathlib import Path
 
 import bombs
 import pytest
-from child import (  # noqa: F401
-    HEAVY,
-    LIGHT,
-    a_second,
-    imported,
-    in_child,
-    refused,
-    written,
-)
+from child import HEAVY, LIGHT, a_second, imported, in_child, refused, written  # noqa: F401
 
 import suites
 from config.errors import UserError
