@@ -62,6 +62,9 @@ WITH = b"From: a\nDate: b\nContent-Type: text/plain; charset=%b\n\nn\xe9 and mor
     (with_picture(), f"{HEAD}\n\nAbove.\n\n[Attached and not read: image/png]\nBelow.",
      "x: left out: 1 attachment."),
     (PAGE, "Anna Lindt in Zürich.", "x: left out: 1 picture."),
+    (PAGE.replace(b"Subject", b"To: Bo\nSubject"),  # a mail with a picture in it
+     'From: "Saved by Blink"\nTo: Bo\nSubject: Bridge\n\nAnna Lindt in Zürich.',
+     "x: left out: 1 picture."),
     (WITH % b"iso-8859-1", "From: a\nDate: b\n\nné and more", ""),
     (WITH % b"x-nonsense", "From: a\nDate: b\n\nn\ufffd and more", "no known encoding"),
     # a text with a head is no mail
