@@ -173,7 +173,9 @@ ONE_PASS: dict[str, Callable[[int], bytes]] = {
         str(k): {"parent": str(k + 1), "message": None} for k in range(n // 40)}}]).encode(),
 }  # fmt: skip
 FILES = ONE_PASS | {
-    "html attributes": lambda n: f"<html><a {' '.join(f'a{k}=1' for k in range(n // 8))}>x".encode(),
+    "html attributes": lambda n: (
+        f"<html><a {' '.join(f'a{k}=1' for k in range(n // 8))}>x".encode()
+    ),
     "html stray ends": lambda n: f"<html>{'<div>' * (n // 9)}{'</p>' * (n // 9)}Anna".encode(),
     "html divs": lambda n: f"<html>{'<div>' * (n // 11)}Anna{'</div>' * (n // 11)}".encode(),
     **{f"epub {unit}": lambda n, unit=unit: epub(f"<html>{unit * (n // len(unit))}</html>")

@@ -250,8 +250,8 @@ OTHERS = {
     (noted("Fee.", "comment 0", "comment 0"), NOTES, "Fee.\n[Comment by Ann: Longer! Please.]"),
     # the numbers of a list are those that Word shows
     (LIST, {"numbering": NUMBERING},
-     "1. Scope\n\n1.a) Part\n\n1.b) Part\n\n2. Term\n\n2.a) Part\n\n• Dot\n\n(I) Deep\n\n4. Anew\n\n"
-     "5. Next\n\n§ 6 Other\n\nNone\n\nCircle\n\nOverridden"),
+     "1. Scope\n\n1.a) Part\n\n1.b) Part\n\n2. Term\n\n2.a) Part\n\n• Dot\n\n(I) Deep\n\n"
+     "4. Anew\n\n5. Next\n\n§ 6 Other\n\nNone\n\nCircle\n\nOverridden"),
     # the main part is the one that the package names
     (p("Anna."), {"main": "word/document2.xml"}, "Anna."), (p("Anna."), {"names": OTHERS}, "Anna."),
 ])  # fmt: skip

@@ -242,7 +242,8 @@ def test_training_pays_for_category_5_where_the_user_asks_for_it(path, chosen, w
 
 
 @pytest.mark.parametrize(("chosen", "kinds"), [
-    ("", "2 temporal, 3 open-domain, 5 adversarial"), ("memory-r1/train", "2 temporal, 3 open-domain"),
+    ("", "2 temporal, 3 open-domain, 5 adversarial"),
+    ("memory-r1/train", "2 temporal, 3 open-domain"),
     ("memory-r1/train/adversarial", "2 temporal, 3 open-domain, 5 adversarial"),
 ])  # fmt: skip
 def test_an_evaluation_says_which_categories_have_no_question(path, capsys, chosen, kinds):

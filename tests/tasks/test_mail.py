@@ -57,8 +57,8 @@ WITH = b"From: a\nDate: b\nContent-Type: text/plain; charset=%b\n\nn\xe9 and mor
     (mail(" ", "<p>Only HTML."), f"{HEAD}\n\nOnly HTML.", ""),
     # what is attached is named, and a mail in a mail is read
     (with_attachments(), f"{HEAD}\n\nSee the plan.\n\n[Attached and not read: Plän.pdf]\n"
-     f"[Attached and not read: a.txt]\n\n[Attached mail]\n{HEAD}\nSubject: Inner\n\nForwarded words.",
-     "x: left out: 2 attachments."),
+     f"[Attached and not read: a.txt]\n\n[Attached mail]\n{HEAD}\nSubject: Inner\n\n"
+     "Forwarded words.", "x: left out: 2 attachments."),
     (with_picture(), f"{HEAD}\n\nAbove.\n\n[Attached and not read: image/png]\nBelow.",
      "x: left out: 1 attachment."),
     (PAGE, "Anna Lindt in Zürich.", "x: left out: 1 picture."),
