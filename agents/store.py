@@ -2,7 +2,7 @@
 
 Entries are never changed in place: an update writes the next version, a deletion a version that is
 marked as deleted. Every operation is one record of the journal, whether it wrote, only read or
-failed; initial entries and journal together are the store, and reading its lines does them again.
+failed; initial entries and journal together are the store.
 
 Written, a store is a line with its format and two counts, then the initial entries, then the
 operations, one JSON object a line.
@@ -13,43 +13,28 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Literal
-
-from pydantic import ConfigDict, Field, TypeAdapter
-
-from config.errors import UserError
-from config.foreign import from_json
-from tasks.conversations import ENTRY_ID, KINDS, Day, Id, Text
-from tasks.environments import fault_of
+from typing import Literal
 
 FORMAT, VERSION = "memory store", 1
 
 # ---------------------------------------------------------------- entries and operations
-
-IdOrNone = Annotated[str, Field(pattern=f"^({ENTRY_ID.pattern})?$")]
-Flag = Annotated[bool, Field(strict=True)]
-Number = Annotated[int, Field(strict=True, ge=1)]
-Place = Annotated[int, Field(strict=True, ge=0)]
-STRICT = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One version of one memory. Its id stays the same through all versions."""
 
-    __pydantic_config__ = STRICT
-
-    id: IdOrNone  # "m17"; "" in an entry that a store has yet to number
-    text: Text  # one paragraph
-    kind: Literal[KINDS] | None = None
-    speaker: Text | None = None
-    date: Day | None = None  # ISO day, "2023-05-08"
-    session: Place | None = None
-    evidence: tuple[Text, ...] = ()  # ids of what it was taken from
+    id: str  # "m17"; "" in an entry that a store has yet to number
+    text: str  # one paragraph
+    kind: str | None = None
+    speaker: str | None = None
+    date: str | None = None  # ISO day, "2023-05-08"
+    session: int | None = None
+    evidence: tuple[str, ...] = ()  # ids of what it was taken from
     origin: Literal["agent", "init"] = "agent"
-    version: Number = 1
-    parents: tuple[Id, ...] = ()  # ids of the entries that were merged or split into it
-    deleted: Flag = False
+    version: int = 1
+    parents: tuple[str, ...] = ()  # ids of the entries that were merged or split into it
+    deleted: bool = False
 
     @property
     def shown(self) -> str:
@@ -80,17 +65,15 @@ def number(entry_id: str) -> int:
 class Op:
     """One operation, as it stands in the journal."""
 
-    __pydantic_config__ = STRICT
-
-    n: Number
+    n: int
     tool: str  # of it and its reply anything, also half of a surrogate pair
     args: dict  # JSON values
-    ok: Flag
+    ok: bool
     code: str  # why it failed, in a word such as "unknown_id"; "" if it did not
     message: str  # the reply
     before: tuple[Entry, ...]  # the versions that were replaced
     after: tuple[Entry, ...]  # the versions that were written
-    session: Place | None = None  # the session that was being read
+    session: int | None = None  # the session that was being read
 
 
 # ---------------------------------------------------------------- the store
@@ -142,14 +125,6 @@ class Store:
         """Return the present state: the same object until an operation writes."""
         return self._snapshot
 
-    def at(self, n: int) -> Snapshot:
-        """Return the state after the n-th operation; 0 is the initial one."""
-        wrote, latest = 0, {entry.id: entry for entry in self._first}
-        for op in self.journal[:n]:
-            wrote = op.n if op.after else wrote
-            latest.update((entry.id, entry) for entry in op.after)
-        return Snapshot.of(wrote, latest)
-
     def new_ids(self, k: int) -> list[str]:
         """Return the next k ids. They are used up only when entries with them are recorded."""
         return [f"m{self._next + i}" for i in range(k)]
@@ -190,46 +165,6 @@ class Store:
             yield _json(_plain(entry))
         for op in self.journal:
             yield _json({field.name: _plain(getattr(op, field.name)) for field in fields(op)})
-
-    @classmethod
-    def from_lines(cls, lines: Iterable[str], where: str) -> Store:
-        """Read the lines of a store; where: names them in errors.
-
-        UserError, with the line and the field: it is cut, or a line is none of a store.
-        """
-        lines, place = [*lines], f"{where}, line 1"
-        try:
-            header = HEADER.validate_python(from_json(lines[0] if lines else ""))
-            if len(lines) != 1 + header.entries + header.operations:
-                raise ValueError("it is not whole: this line counts what must follow")
-            entries, ops = [], []
-            for number, line in enumerate(lines[1:], 1):
-                place = f"{where}, line {number + 1}"
-                kind, read = (ENTRY, entries) if number <= header.entries else (OP, ops)
-                read.append(kind.validate_python(from_json(line)))
-        except ValueError as error:
-            raise UserError(f"{place}: {fault_of(error)}.") from None
-        store = cls(entries)
-        for op in ops:
-            how = {"code": op.code, "after": op.after, "session": op.session}
-            if store.record(op.tool, op.args, op.message, **how) != op:
-                raise UserError(f"{where}: operation {op.n} contradicts those before it.")
-        return store
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """The first line of a store."""
-
-    __pydantic_config__ = STRICT
-
-    format: Literal[FORMAT]
-    version: Literal[VERSION]
-    entries: Place
-    operations: Place
-
-
-HEADER, ENTRY, OP = TypeAdapter(Header), TypeAdapter(Entry), TypeAdapter(Op)
 
 
 def _plain(value: object) -> object:

@@ -35,10 +35,10 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticCustomError
 
 from agents.search import Search
-from agents.store import KINDS, Entry, Op, Snapshot, Store
+from agents.store import Entry, Op, Snapshot, Store
 from config.errors import clean, clip
 from data import seed_of
-from tasks.conversations import ENTRY_ID, check_day, check_text
+from tasks.conversations import ENTRY_ID, KINDS, check_day, check_text
 
 MALFORMED = (
     *("unknown_tool", "bad_arguments", "missing", "too_long", "empty"),

@@ -44,8 +44,6 @@ def tagged(body, form=HERMES):
     return read(form, f"<tool_call>{body}</tool_call>")
 
 
-# ---------------------------------------------------------------- what is written is read
-
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 MARK = st.sampled_from(["</tool_call>", "<tool_call>", "</think>", "a\n\\b", '{"name": ', '"}'])
 
@@ -111,8 +109,6 @@ def test_marks_without_the_other(response, found):
     assert read(HERMES, response.replace("{make}", write(HERMES, *MAKE))) == found
 
 
-# ---------------------------------------------------------------- what is no call
-
 ARGUMENTS = (
     '{"top_k": NaN}', '{"top_k": -Infinity}', f'{{"top_k": {"9" * 5000}}}', '{"query": "a",}',
     f'{{"a": {"[" * 5000}{"]" * 5000}}}', f'{{"a": {"[" * DEEPEST}{"]" * DEEPEST}}}',
@@ -162,8 +158,6 @@ def test_no_response_raises_and_none_is_slow(form, pieces):
     for one in form.parse("".join(pieces) * 20):
         assert isinstance(one, Call) or (one.code in CODES and one.message.encode())
 
-
-# ---------------------------------------------------------------- the model's own format
 
 HEAD = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 TOOLS_SHOWN = "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}"

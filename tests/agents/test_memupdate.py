@@ -5,11 +5,13 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from conftest import random_policy
 from hashes import Hashes
 from test_calls import write
+from test_store import read_store
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
@@ -33,6 +35,7 @@ from rollout import Sampling, rollout
 from suites import ledger
 from tasks.conversations import Memory, Probe, Session, Utterance
 from tasks.episodes import Episode, questions_of
+from tasks.writers import write_eval_json
 from tokens.codec import Codec
 
 
@@ -74,16 +77,22 @@ def play(codec, agent, task, script, n=1, window=None):
     return sorted(done, key=lambda t: t.sample)
 
 
+def edit(codec, agent, task, script, **how):
+    """Run an agent once: its trajectory, the notes of its edits, the parts of its reward, what
+    it has answered in the end, and the store."""
+    (done,) = play(codec, agent, task, script, **how)
+    notes = notes_of(done)
+    parts = next((note.parts for note in notes[::-1] if note.parts), {})
+    store = read_store(notes[-1].store) if notes else None
+    answers = notes[-1].answers if notes else ()
+    asked = [answer["question"] for answer in answers]
+    edits = [turn for turn in done.turns if not turn.prompt.frozen]
+    return SimpleNamespace(done=done, notes=notes, parts=parts, answers=answers, asked=asked,
+                           store=store, edits=edits)  # fmt: skip
+
+
 def notes_of(trajectory, phase="edit"):
     return [t.notes for t in trajectory.turns if t.notes is not None and t.notes.phase == phase]
-
-
-def parts(trajectory):
-    return next(n.parts for n in notes_of(trajectory)[::-1] if n.parts)
-
-
-def stored(trajectory):
-    return Store.from_lines(notes_of(trajectory)[-1].store, "the record")
 
 
 def once(*calls):
@@ -98,10 +107,7 @@ MEMORIES = tuple(
     Memory(f"{person} reached {place}.", None, f"2024-01-0{k}", k, (f"S{k}",))
     for k, (person, place) in enumerate(PLACES.items(), 1)
 )
-PROBES = (
-    Probe("p1", "Where is Anna?", ("Oslo",), 0),
-    Probe("p2", "Where is Dora?", ("Genoa",), 0),
-)
+PROBES = (Probe("p1", "Where is Anna?", ("Oslo",), 0), Probe("p2", "Where is Dora?", ("Genoa",), 0))
 REFINED = Episode("refined", "", (), text="-", memories=MEMORIES, probes=PROBES)
 STREAM = replace(
     REFINED,
@@ -129,19 +135,16 @@ def refiner(**settings):
     return editor(**own | settings)
 
 
-# ---------------------------------------------------------------- episodes
-
-
 def test_sessions_are_read_in_order_with_their_dates_and_new_entries_have_them(codec):
-    (done,) = play(codec, editor(), TASK, lambda p: create(f"{p.section[:10]} was a day."))
-    prompts = [turn.prompt for turn in done.turns if not turn.prompt.frozen]
+    it = edit(codec, editor(), TASK, lambda p: create(f"{p.section[:10]} was a day."))
+    prompts = [turn.prompt for turn in it.edits]
     sections = [p.section.replace("\n ", "\n") for p in prompts]  # a blank before a first word
     assert sections == [f"{s.when}\n{s.text}" for s in TASK.sessions]
     assert prompts[1].memory == f"[m1] 2024-01-01 {TASK.sessions[0].date} was a day."
     # hard budget of six entries: the seventh is refused, and the policy is told
-    last = notes_of(done)[-1]
-    assert last.ops[-1]["code"] == "full" and "6 of 6 memories" in last.ops[-1]["message"]
-    assert stored(done).journal[1].session == 2
+    last = it.notes[-1].ops[-1]
+    assert last["code"] == "full" and "6 of 6 memories" in last["message"]
+    assert it.store.journal[1].session == 2
 
 
 BAD = "<tool_call>{"
@@ -157,15 +160,14 @@ TWO_BAD = "<tool_call>{</tool_call>" + create("a")
 ])  # fmt: skip
 def test_why_editing_stops(codec, settings, says, stop, ops):
     agent = editor(call_tokens=400, budget="none", **settings)
-    (done,) = play(codec, agent, FIRST, lambda p: says)
-    notes = notes_of(done)
-    assert [n.stop for n in notes] == [""] * (len(notes) - 1) + [stop]
-    assert agent.count(FIRST, done.turns[len(notes) - 1])[f"stop_{stop}"] == 1
+    it = edit(codec, agent, FIRST, lambda p: says)
+    assert [n.stop for n in it.notes] == [""] * (len(it.notes) - 1) + [stop]
+    assert agent.count(FIRST, it.edits[-1])[f"stop_{stop}"] == 1
     # all stand in the journal, in order, those too that were not run
-    journal = stored(done).journal
-    assert [op.message for op in journal] == [op["message"] for n in notes for op in n.ops]
+    journal = it.store.journal
+    assert [op.message for op in journal] == [op["message"] for n in it.notes for op in n.ops]
     assert len(journal) == ops
-    assert parts(done)["valid"] == (sum(op.ok for op in journal) / ops if ops else 0)
+    assert it.parts["valid"] == (sum(op.ok for op in journal) / ops if ops else 0)
     if stop == "ops":
         assert journal[-1].code == "too_many" and "at most 3 operations" in journal[-1].message
 
@@ -185,23 +187,21 @@ def test_limits_are_those_of_one_piece_of_text_and_of_a_whole_refinement(codec, 
         told.append(prompt.text.partition(" operations left")[0].rpartition("; ")[2])
         return create(f"a{len(told)}")
 
-    (done,) = play(codec, agent, task, script)
+    notes = edit(codec, agent, task, script).notes
     assert len(told) > 4 and told == left * (len(told) // 2)
-    assert [n.stop for n in notes_of(done)] == ["", stop] * (len(told) // 2)
-    assert {n.session for n in notes_of(done)[2:]} == {2}
-    (done,) = play(codec, refiner(**limits), REFINED, script)
-    assert [n.stop for n in notes_of(done)] == ["", stop]
+    assert [n.stop for n in notes] == ["", stop] * (len(told) // 2)
+    assert {n.session for n in notes[2:]} == {2}
+    assert [n.stop for n in edit(codec, refiner(**limits), REFINED, script).notes] == ["", stop]
 
 
 @pytest.mark.parametrize(("over", "kept"), [("center", [1, 2, 8]), ("head", [1, 2, 3])])
 def test_of_more_sessions_than_are_to_be_read_the_others_are_not_asked_about(codec, over, kept):
     agent = editor(max_sections=3, over=over, budget="none", max_turns=1, answer_k=9)
-    (done,) = play(codec, agent, TASK, lambda p: create(f"a{len(p.text)}{p.section[:10]}"))
-    assert [n.session for n in notes_of(done)] == kept
+    it = edit(codec, agent, TASK, lambda p: create(f"a{len(p.text)}{p.section[:10]}"))
+    assert [n.session for n in it.notes] == kept
     about = [p.question for p in TASK.probes if {*p.sessions} <= {*kept}]
-    assert 0 < len(about) < len(TASK.probes)
-    assert [a["question"] for a in notes_of(done)[-1].answers] == about
-    assert parts(done)["unread"] == len(TASK.probes) - len(about)
+    assert 0 < len(about) < len(TASK.probes) and it.asked == about
+    assert it.parts["unread"] == len(TASK.probes) - len(about)
 
 
 UNKNOWN = call("drop_memory", memory_id="m1")
@@ -218,11 +218,9 @@ ILL_TYPED = call("manage_memory", operation="create", content=7)
 def test_three_turns_in_a_row_without_a_call_of_the_right_form_end_the_episode(codec, turns, made):
     """In a stream of sessions with one turn each, and all probes are asked all the same."""
     said = iter(turns)
-    (done,) = play(codec, editor(call_tokens=200), TASK, lambda p: next(said, ""))
-    notes = notes_of(done)
-    assert len(notes) == made
-    assert [n.stop == "invalid" for n in notes] == [False] * (made - 1) + [made < 8]
-    assert "unread" not in parts(done) and len(notes[-1].answers) == len(TASK.probes)
+    it = edit(codec, editor(call_tokens=200), TASK, lambda p: next(said, ""))
+    assert [n.stop == "invalid" for n in it.notes] == [False] * (made - 1) + [made < 8]
+    assert "unread" not in it.parts and len(it.answers) == len(TASK.probes)
 
 
 def test_what_did_not_fit_the_window_is_neither_asked_nor_paid_for(codec):
@@ -240,24 +238,23 @@ def test_what_did_not_fit_the_window_is_neither_asked_nor_paid_for(codec):
         first = "2024-01-01" in prompt.section
         return create("Boris reached Oslo." if first else f"It rained {len(prompt.memory)} times.")
 
-    (read,) = play(codec, agent, task, script)
-    assert "unread" not in parts(read) and parts(read)["delta"] == 1 / 4
-    sizes = [len(turn.prompt_ids) for turn in read.turns if not turn.prompt.frozen]
-    pieces = [notes.session for notes in notes_of(read)]
+    read = edit(codec, agent, task, script)
+    assert "unread" not in read.parts and read.parts["delta"] == 1 / 4
+    sizes = [len(turn.prompt_ids) for turn in read.edits]
+    pieces = [notes.session for notes in read.notes]
     ends = [k for k in range(1, len(sizes)) if sizes[k] > max(sizes[:k])]
     assert {(pieces[k - 1], pieces[k]) for k in ends} == {(1, 2), (2, 2), (3, 4)}
     for k in ends:  # the first turn that does not fit
         asked = [p for p in probes if not {*p.sessions} & {*pieces[k:]}]
-        (done,) = play(codec, agent, task, script, window=max(sizes[:k]) + 24)
-        notes, won = notes_of(done), parts(done)
-        assert notes[-1].stop == "context" and len(notes) == k
-        assert [answer["question"] for answer in notes[-1].answers] == [p.question for p in asked]
-        assert (won["unread"], won["score_after"]) == (4 - len(asked), 1 / len(asked))
+        it = edit(codec, agent, task, script, window=max(sizes[:k]) + 24)
+        assert it.notes[-1].stop == "context" and len(it.notes) == k
+        assert it.asked == [p.question for p in asked]
+        assert (it.parts["unread"], it.parts["score_after"]) == (4 - len(asked), 1 / len(asked))
         # those that are not asked have gained nothing: filling the window early does not pay
-        assert won["delta"] == pytest.approx(1 / 4) == sum(notes[-1].gains)
+        assert it.parts["delta"] == pytest.approx(1 / 4) == sum(it.notes[-1].gains)
     later = replace(task, probes=probes[3:])
-    (done,) = play(codec, agent, later, script, window=max(sizes[: ends[0]]) + 24)
-    assert parts(done)["delta"] == 0 and not any(t.prompt.frozen for t in done.turns)
+    it = edit(codec, agent, later, script, window=max(sizes[: ends[0]]) + 24)
+    assert it.parts["delta"] == 0 and it.edits == it.done.turns
     with pytest.raises(AssertionError, match="does not fit the model's window"):
         play(codec, agent, task, script, window=sizes[0])
 
@@ -272,7 +269,7 @@ def test_members_of_a_group_draw_alike_and_edit_stores_of_their_own(codec):
 
     done = play(codec, refiner(), REFINED, script, n=3)
     assert len({notes_of(trajectory)[0].ops[0]["message"] for trajectory in done}) == 1
-    stores = [stored(trajectory).snapshot().entries for trajectory in done]
+    stores = [read_store(notes_of(t)[-1].store).snapshot().entries for t in done]
     assert [len(entries) for entries in stores] == [4] * 3
     assert len({entries[-1].text for entries in stores}) == 3
 
@@ -294,34 +291,32 @@ def test_frozen_questions_are_answered_greedily_and_known_answers_are_not_asked_
         assert len(asked) == k * len(REFINED.probes)  # one answer to each probe
 
 
-# ---------------------------------------------------------------- rewards
-
-
 def test_the_reward_is_what_the_probes_have_won_and_its_parts(codec):
-    (idle,) = play(codec, refiner(), REFINED, lambda p: "")
-    assert idle.reward == 0 and (parts(idle)["valid"], parts(idle)["score_before"]) == (0, 0.5)
-    (done,) = play(codec, refiner(), REFINED, once(create("Dora reached Genoa.")))
-    won, agent = parts(done), refiner().on(codec)
-    before = sum(agent.measure(entry.line) for entry in stored(done).at(0).entries)
+    def won(agent, task, *calls):
+        it = edit(codec, agent, task, once(*calls))
+        assert it.done.reward == it.parts["reward"]
+        return it.parts
+
+    dora, agent = create("Dora reached Genoa."), refiner().on(codec)
+    idle = won(refiner(), REFINED)
+    assert (idle["reward"], idle["valid"], idle["score_before"]) == (0, 0, 0.5)
+    before = sum(agent.measure(f"[m{k}] {m.date} {m.text}") for k, m in enumerate(MEMORIES, 1))
     after = before + agent.measure("[m4] Dora reached Genoa.")
-    over = 0.1 * (after / before - 1)
-    assert (won["score_after"], won["delta"], won["format"]) == (1.0, 0.5, 0.05)
-    assert (won["tokens_before"], won["tokens_after"]) == (before, after)
-    assert won["size"] == pytest.approx(-over) and won["compression"] == 0
-    assert done.reward == won["reward"] == pytest.approx(0.5 + 0.05 - over)
-    (done,) = play(codec, refiner(budget_entries=2), REFINED, once(create("Dora reached Genoa.")))
-    assert parts(done)["size"] == pytest.approx(-0.1)  # four of two
+    paid, over = won(refiner(), REFINED, dora), 0.1 * (after / before - 1)
+    assert paid == pytest.approx(paid | {
+        "score_after": 1, "delta": 0.5, "format": 0.05, "tokens_before": before, "size": -over,
+        "tokens_after": after, "compression": 0, "reward": 0.5 + 0.05 - over,
+    })  # fmt: skip
+    four_of_two = won(refiner(budget_entries=2), REFINED, dora)
+    assert four_of_two["size"] == pytest.approx(-0.1)
     probes = (*(replace(p, category=k) for k, p in enumerate(PROBES, 1)),
               Probe("p3", "Where is Carl?", ("Rome",), 2))  # fmt: skip
-    calls = create("Dora reached Genoa.") + delete("m3")
-    (done,) = play(codec, refiner(budget="none"), replace(REFINED, probes=probes), once(calls))
-    won = parts(done)
-    assert (won["delta_1"], won["delta_2"]) == (0.0, 0.0)  # one of category 2 won, one lost
-    assert won["retained"] == 0.5 and won["size"] == 0  # of the two that were right at the start
-    (done,) = play(codec, streamer(), STREAM, once(create("a")))
-    won = parts(done)
-    share = won["tokens_after"] / streamer().on(codec).source_tokens(STREAM, ())
-    assert won["compression"] == pytest.approx(0.05 * (1 - share)) and 0 < share < 1
+    paid = won(refiner(budget="none"), replace(REFINED, probes=probes), dora, delete("m3"))
+    assert (paid["delta_1"], paid["delta_2"]) == (0.0, 0.0)  # one of category 2 won, one lost
+    assert paid["retained"] == 0.5 and paid["size"] == 0  # of the two that were right at the start
+    paid = won(streamer(), STREAM, create("a"))
+    share = paid["tokens_after"] / streamer().on(codec).source_tokens(STREAM, ())
+    assert paid["compression"] == pytest.approx(0.05 * (1 - share)) and 0 < share < 1
 
 
 WIPE = [delete(f"m{k}") for k in (1, 2, 3)]
@@ -359,10 +354,10 @@ def earned(codec, mode, calls, **settings):
         return "".join(calls) if section not in known and (section or not known) else ""
 
     agent = agent(**settings)
-    (done,) = play(codec, agent, task, script)
-    gains = [r["gain"] for r in agent.turn_rewards(done) or [] if r]
+    it = edit(codec, agent, task, script)
+    gains = [r["gain"] for r in agent.turn_rewards(it.done) or [] if r]
     assert bool(gains) == settings["turn_credit"]
-    return agent.reward(done), parts(done), [*itertools.accumulate(gains)]
+    return it.done.reward, it.parts, [*itertools.accumulate(gains)]
 
 
 @pytest.mark.parametrize("turn_credit", [False, True])
@@ -392,14 +387,11 @@ def test_the_gains_of_the_turns_add_up_to_what_the_episode_has_won(codec):
         call("search_memory", query="Dora"), delete("m1"),
         create("Dora met Emil. Dora met Emil. Dora met Emil. Dora met Emil."), "",
     ])  # fmt: skip
-    (done,) = play(codec, agent, task, lambda p: next(said))
-    won, gains = parts(done), [r["gain"] for r in agent.turn_rewards(done) if r]
+    it = edit(codec, agent, task, lambda p: next(said))
+    gains = [r["gain"] for r in agent.turn_rewards(it.done) if r]
     assert len(gains) == 6 and sum(map(bool, gains)) >= 2
     assert gains[2] == gains[5] == 0  # nothing was changed
-    assert won["delta"] and sum(gains) == pytest.approx(won["delta"])
-
-
-# ---------------------------------------------------------------- what is shown
+    assert it.parts["delta"] and sum(gains) == pytest.approx(it.parts["delta"])
 
 
 def test_what_has_changed_an_answer_is_noted_and_shown_beside_it(codec):
@@ -423,11 +415,10 @@ def test_what_has_changed_an_answer_is_noted_and_shown_beside_it(codec):
 def test_the_memory_after_a_turn_is_what_is_stored_after_it(codec):
     """As the next prompt shows it, of a store that is shown whole."""
     rng, agent = random.Random(5), editor()
-    (done,) = play(codec, agent, TASK, lambda p: keeper.demonstrate(rng, p, 0.5))
-    edits = [turn for turn in done.turns if not turn.prompt.frozen]
+    edits = edit(codec, agent, TASK, lambda p: keeper.demonstrate(rng, p, 0.5)).edits
     records = [*map(record_turn, edits)]
     lines = memupdate.files_of(agent, records)["store.jsonl"].splitlines()
-    entries = Store.from_lines(lines, "the record").snapshot().entries
+    entries = read_store(lines).snapshot().entries
     after = [agent.memory_after(record) for record in records]
     for memory, following in zip(after[:-1], edits[1:], strict=True):
         assert memory.splitlines() == [*map(str.strip, following.prompt.memory.splitlines())]
@@ -436,14 +427,16 @@ def test_the_memory_after_a_turn_is_what_is_stored_after_it(codec):
 
 def test_every_part_of_the_reward_and_every_operation_is_a_column(codec):
     agent, counts = editor(), Counter()
-    (done,) = play(codec, agent, TASK, lambda p: create("Anna left."))
-    for turn in done.turns:
+    it = edit(codec, agent, TASK, lambda p: create("Anna left."))
+    for turn in it.done.turns:
         counts.update(agent.count(TASK, turn))
-    rates = {name: pair for name, pair in agent.rates.items() if counts[pair[1]]}
-    columns = {name: counts[above] / counts[below] for name, (above, below) in rates.items()}
-    for name, value in parts(done).items():
-        if name not in ("reward", "valid"):
-            assert columns[name] == pytest.approx(value), name
+    columns = {
+        name: counts[above] / counts[below]
+        for name, (above, below) in agent.rates.items()
+        if counts[below]
+    }
+    shown = {name: part for name, part in it.parts.items() if name not in ("reward", "valid")}
+    assert columns == pytest.approx(columns | shown)
     assert columns["op_create"] == 1 and columns["stop_turns"] == 8
     assert counts["error_duplicate"] == counts["calls"] - 1
     assert (counts["stores_after_8"], counts["edit_turns"], counts["episodes"]) == (1, 8, 1)
@@ -453,41 +446,28 @@ def test_every_part_of_the_reward_and_every_operation_is_a_column(codec):
     assert (counts["recall"], counts["sought"]) == (notes_of(done, "answer")[0].recall, 1)
 
 
-# ---------------------------------------------------------------- questions
+def test_in_training_and_its_validation_every_trajectory_makes_its_own_store(codec):
+    """Two questions about the same sessions, in groups of three; again, as after an update."""
+    edits = []
 
-
-class Reader:
-    """Edits as the careful demonstrator does, and counts the sections that are read."""
-
-    def __init__(self):
-        self.edits = []
-
-    def __call__(self, prompt):
+    def script(prompt):
         if prompt.frozen:
             return reads(prompt)
-        self.edits.append(prompt.text)
+        edits.append(prompt.text)
         return keeper.demonstrate(random.Random(0), prompt, 1.0)
 
-
-def test_in_training_and_its_validation_every_trajectory_makes_its_own_store(codec):
-    """Tasks without probes: of two questions about the same sessions, in groups of three; then
-    again, as after an update of the weights."""
-    tasks, script = list(questions_of(TASK, TASK.probes))[:2], Reader()
-    module = GRPO(
-        random_policy(codec),
-        ScriptedEngine(codec, script),
-        editor(),
-        ledger.LedgerTasks((8,), 0),
-        GRPOConfig(steps=2, tasks_per_step=(2,), group_size=3, without_signal="keep"),
-        validation=tasks,
-    )
+    tasks = list(questions_of(TASK, TASK.probes))[:2]
+    config = GRPOConfig(steps=2, tasks_per_step=(2,), group_size=3, without_signal="keep")
+    policy, engine = random_policy(codec), ScriptedEngine(codec, script)
+    source = ledger.LedgerTasks((8,), 0)
+    module = GRPO(policy, engine, editor(), source, config, validation=tasks)
     for k in (1, 2):
         groups = module.sample(tasks, k)
-        assert [len(g.trajectories) for g in groups] == [3, 3]
-        assert all(t.reward == 1.0 and len(t.turns) == 1 + len(TASK.sessions)
-                   for g in groups for t in g.trajectories)  # fmt: skip
+        read = [t for group in groups for t in group.trajectories]
+        assert len(read) == 6 and {t.reward for t in read} == {1.0}
+        assert {len(t.turns) for t in read} == {1 + len(TASK.sessions)}
         assert module.validate() == {"score": 1.0, "n": 2}
-        assert len(script.edits) == k * (6 + 2) * len(TASK.sessions)
+        assert len(edits) == k * (6 + 2) * len(TASK.sessions)
 
 
 @pytest.mark.parametrize(("order", "found"), [
@@ -517,34 +497,26 @@ def test_a_prompt_shows_what_matches_best_and_where_nothing_is_read_the_newest(c
     assert told[-1] == {"build": "[m2", "refine": "[m3"}[mode]
 
 
-# ---------------------------------------------------------------- what is refused
-
-
 def test_a_budget_below_one_entry_is_refused_before_any_step(codec, tmp_path):
+    small = dict(budget_entries=0, memory_budget=0.1)
     short = Task("short", "Where is Anna?", ("Oslo",), text="Anna reached Oslo. It rained.")
-    agent = editor(budget_entries=0, memory_budget=0.1).on(codec)
+    agent = editor(**small).on(codec)
     agent.check(ledger.make_ledger(0, 12))
     with pytest.raises(UserError, match="budget"):
         agent.check(short)
     editor(budget="none", budget_entries=0).on(codec).check(short)
     find.make("idle", {"memory_budget": 0.1}).on(codec).check(short)  # which stores nothing
-    own = tmp_path / "own.py"
-    own.write_text(
-        "from data import Task\n"
-        "def task(name, n):\n"
-        "    return Task(name, 'Where is Anna?', ('Oslo',), text='Anna reached Oslo. ' * n)\n"
-        "def long(): return [task('a', 40), task('b', 40)]\n"
-        "def short(): return [task('c', 40), task('d', 1)]\n"
-    )
-    config = GRPOConfig(steps=1, tasks_per_step=(2,), group_size=2)
+    long = replace(short, text=short.text * 40)
+    for name, tasks in (("long", [long, long]), ("short", [short, short])):
+        write_eval_json(tmp_path / f"{name}.json", tasks)
     for data, validation in (("long", "short"), ("short", "")):
         run = RunConfig(
             runs=str(tmp_path), name="x", model=str(keeper.WEIGHTS), agent="memupdate",
-            device="cpu", data=f"{own}:{data}", validation=validation and f"{own}:{validation}",
-            shuffle=False,
+            device="cpu", shuffle=False, data=str(tmp_path / f"{data}.json"),
+            validation=validation and str(tmp_path / f"{validation}.json"),
         )  # fmt: skip
         with pytest.raises(UserError, match="budget"):
-            build(run, config, editor(budget_entries=0, memory_budget=0.1))
+            build(run, GRPOConfig(steps=1, tasks_per_step=(2,), group_size=2), editor(**small))
 
 
 @pytest.mark.parametrize("name", ["idle", "evidence"])
@@ -566,8 +538,9 @@ def test_newest_keeps_the_latest_within_its_budget(codec, settings, kept):
 
 def test_an_ablation_takes_tools_away(codec):
     agent = editor(without=("delete_memory", "update"), call_tokens=400)
-    (done,) = play(codec, agent, FIRST, lambda p: create("a") + update("m1", "b") + delete("m1"))
-    assert [op["code"] for op in notes_of(done)[0].ops] == ["", "refused", "unknown_tool"]
+    calls = create("a") + update("m1", "b") + delete("m1")
+    (first, *_) = edit(codec, agent, FIRST, lambda p: calls).notes
+    assert [op["code"] for op in first.ops] == ["", "refused", "unknown_tool"]
     with pytest.raises(UserError, match="without"):
         editor(without=("drop_memory",))
 
@@ -585,25 +558,22 @@ def test_an_embedder_decides_what_is_found_in_the_very_snapshot(codec):
     query = "Where is Emil?"  # who is nowhere: words find nothing, meanings the nearest
     edits = once(create("Dora reached Genoa."), delete("m2"),
                  call("search_memory", query=query, top_k=2))  # fmt: skip
-    replies = {}
+    task, replies = replace(REFINED, probes=(Probe("p", query, ("-",), 0),)), {}
     for how, embedder in (("bm25", ""), ("dense", "hash:256")):
         agent = refiner(search=how, embedder=embedder, answer_k=2, answer_order="best")
         give_embedder([agent])
-        (done,) = play(
-            codec, agent, replace(REFINED, probes=(Probe("p", query, ("-",), 0),)), edits
-        )
-        replies[how] = notes_of(done)[0].ops[-1]["message"]
-    embed, (answer,) = Hashes("", 256).embed, notes_of(done)[-1].answers
-    for side, state in (("before", stored(done).at(0)), ("after", stored(done).snapshot())):
-        cosines = embed([*map(searched, state.entries)]) @ embed([query], True)[0]
+        it = edit(codec, agent, task, edits)
+        replies[how] = it.notes[0].ops[-1]["message"]
+    embed, (answer,) = Hashes("", 256).embed, it.answers
+    for side, store in (("before", Store(agent.start(task))), ("after", it.store)):
+        entries = store.snapshot().entries
+        cosines = embed([*map(searched, entries)]) @ embed([query], True)[0]
         order = sorted(range(len(cosines)), key=lambda i: (-round(float(cosines[i]), 6), i))
-        nearest = [state.entries[i].line for i in order[:2]]
+        nearest = [entries[i].line for i in order[:2]]
         assert answer[f"found_{side}"] == nearest
     assert replies["dense"].splitlines() == ["2 of 3 memories:", *nearest]
     assert replies["bm25"] == "No memory matches. 3 stored."
 
-
-# ---------------------------------------------------------------- what is trained
 
 CHAT = (
     "{% for tool in tools or [] %}{{ tool['function']['name'] }} {% endfor %}"

@@ -87,9 +87,6 @@ def counted(turns, task=TASK) -> Counter:
     return n
 
 
-# ---------------------------------------------------------------- the parser
-
-
 THOUGHT = "<think><update>t</update><recall>t</recall></think>"
 
 
@@ -103,14 +100,12 @@ THOUGHT = "<think><update>t</update><recall>t</recall></think>"
     ("<update>a</update><recall>who", "a", None, "unclosed_recall stray"),
     ("<update>a\nb\n\nc</update>", "a\nb\n\nc", None, ""),  # an update over several lines
     ("<update> \n </update>", None, None, "empty_update"),
-    ("", None, None, "no_update"),
-    ("Anna met Otto.", None, None, "no_update"),
+    ("", None, None, "no_update"), ("Anna met Otto.", None, None, "no_update"),
     ("<update>a</update> <update>b</update>", "a", None, "multi_update"),
     ("<update></update><update>b</update>", "b", None, "multi_update empty_update"),
     # opened anew before it was closed
     ("<update>a <update>b</update>", "b", None, "multi_update stray"),
-    ("<update>a", None, None, "no_update stray"),
-    ("a</update>", None, None, "no_update stray"),
+    ("<update>a", None, None, "no_update stray"), ("a</update>", None, None, "no_update stray"),
     ("<update>a</update></update>", "a", None, "stray"),
     ("<update>a</update><recall> </recall>", "a", None, "empty_recall"),
     ("<update>a</update><recall></recall> or </recall>", "a", None, "empty_recall stray"),
@@ -170,9 +165,6 @@ def test_caps_cut_memory_and_query_and_say_so(codec):
     assert (cut.query, cut.query_cut) == (" Anna met", True)
     assert turns[-1].notes.recalled.query == " Anna met"  # what the cap has left
     assert not fits.memory_cut and not fits.query_cut
-
-
-# ---------------------------------------------------------------- the agent
 
 
 def test_what_is_looked_for_stands_in_the_next_prompt_and_only_there(codec):
@@ -282,9 +274,6 @@ def test_the_window_has_room_for_what_is_recalled(codec):
     assert shorter.turn_tokens() == 100 + 3 * 20 + 47 + 1024
 
 
-# ---------------------------------------------------------------- rewards
-
-
 # Equation 5: max_y recall(y, m_t) - max_y recall(y, m_t-1)
 # Equation 6: max_y recall(y, E + m_t + c_t) - max_y recall(y, m_t + c_t)
 # recall(y, x): the share of y's words that x has; m_0 is empty. Each line: the task, the memories
@@ -342,19 +331,14 @@ def test_an_update_without_a_turn_after_it_has_added_nothing_yet(codec):
 
 
 @pytest.mark.parametrize(("response", "form", "paid"), [
-    ("\\boxed{Lima}\n\\boxed{Rome}", "boxed", 1),
-    ("\\boxed{ }", "boxed", 0),
+    ("\\boxed{Lima}\n\\boxed{Rome}", "boxed", 1), ("\\boxed{ }", "boxed", 0),
     ("\\boxed{Lima", "boxed", 0),
     ("<think>\\boxed{Lima}</think>Lima", "boxed", 0),
     ("Therefore, the answer is Lima.", "sentence", 1),
-    ("Lima", "plain", 1),
-    (" ", "plain", 0),
+    ("Lima", "plain", 1), (" ", "plain", 0),
 ])  # fmt: skip
 def test_format_of_the_answer(codec, response, form, paid):
     assert rewards(codec, [ask("x")] * 3 + [response], form=form)[-1]["format"] == paid
-
-
-# ---------------------------------------------------------------- counting
 
 
 def test_looks_back_are_counted(codec):
@@ -398,15 +382,10 @@ FACT = worlds.make_task(0, 2, "two_hop_reverse")
 
 
 @pytest.mark.parametrize(("task", "text", "held"), [
-    (BRIDGE, "Lima?", "answer"),
-    (BRIDGE, "by ida cole", "evidence"),
+    (BRIDGE, "Lima?", "answer"), (BRIDGE, "by ida cole", "evidence"),
     (BRIDGE, "Heat", "neither"),  # the question has it
-    (COMPARED, "Heat, no", "unknown"),
-    (BOTH, "Lima", "evidence"),
-    (BOTH, "Rome, Lima", "answer"),
-    (BOTH, "x", "neither"),
-    (FACT, FACT.clues[0], "evidence"),
-    (FACT, FACT.clues[1], "answer"),
+    (COMPARED, "Heat, no", "unknown"), (BOTH, "Lima", "evidence"), (BOTH, "Rome, Lima", "answer"),
+    (BOTH, "x", "neither"), (FACT, FACT.clues[0], "evidence"), (FACT, FACT.clues[1], "answer"),
 ])  # fmt: skip
 def test_what_a_text_holds_of_the_evidence(task, text, held):
     assert EvidenceSearch(task).in_text(text) == held

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_store import read_store
 
 from agents.search import Search
 from agents.store import Entry, Store
@@ -39,36 +40,24 @@ def filled():
     return store
 
 
-def manage(operation, **rest):
-    return "manage_memory", {"operation": operation, **rest}
+def calls_of(tool, *names):
+    """Return what makes a call of a tool, of which these arguments may be given by position."""
+    return lambda *values, **rest: (tool, dict(zip(names, values, strict=False)) | rest)
+
+
+manage, sample = calls_of("manage_memory", "operation"), calls_of("sample_memory")
+search, delete = calls_of("search_memory", "query"), calls_of("delete_memory", "memory_id")
+split = calls_of("split_memory", "memory_id", "split_criteria")
 
 
 def merge(*ids, strategy="summarize", **rest):
     return "merge_memory", {"memory_ids": [*ids], "strategy": strategy, **rest}
 
 
-def split(memory_id, criteria, **rest):
-    return "split_memory", {"memory_id": memory_id, "split_criteria": criteria, **rest}
-
-
-# ---------------------------------------------------------------- the table of the tools
-
 M1 = "[m1] 2023-05-01 Ann: Ann has a red bike."
 M2 = "[m2] 2023-05-02 Ben: Ben lives in Rome."
 M3 = "[m3] 2023-06-01 Ann: Ann sold the bike."
 M4 = "[m4] It rained."
-
-
-def search(query, **rest):
-    return "search_memory", {"query": query, **rest}
-
-
-def sample(**rest):
-    return "sample_memory", rest
-
-
-def delete(memory_id, **rest):
-    return "delete_memory", {"memory_id": memory_id, **rest}
 
 
 ONE = "1 of 6 memories:\n"
@@ -161,9 +150,6 @@ def test_a_fault_names_the_field_and_leaves_the_state_alone(call, code, field):
     assert store.snapshot() is snapshot and store.journal[n:] == [op]
     empty = apply(Store(), *call, SCOPE)  # a call's form depends on nothing that is stored
     assert (code in MALFORMED) == (empty.code in MALFORMED)
-
-
-# ---------------------------------------------------------------- what is written
 
 
 def gone(k):
@@ -266,9 +252,6 @@ def test_the_journal_keeps_arguments(sent, kept):
     assert apply(filled(), "search_memory", sent, SCOPE).args == kept
 
 
-# ---------------------------------------------------------------- budgets
-
-
 DATED = Entry("m1", "one two three", date="2023-05-08")  # with id and date 5 words
 TOKENS = [  # of 9, and whether there is room
     (manage("create", content="a b c d"), False),  # 5 with its id
@@ -297,15 +280,10 @@ ABOVE = [  # a start above the budget may only shrink
 ]
 
 
-@pytest.mark.parametrize(
-    ("entries", "most", "unit", "calls"),
-    [
-        ([DATED], 9, "tokens", TOKENS),
-        (ENTRIES[:6], 6, "memories", MEMORIES),
-        (ENTRIES[:6], 20, "tokens", ABOVE),
-        (ENTRIES[:6], 4, "memories", ABOVE),
-    ],
-)
+@pytest.mark.parametrize(("entries", "most", "unit", "calls"), [
+    ([DATED], 9, "tokens", TOKENS), (ENTRIES[:6], 6, "memories", MEMORIES),
+    (ENTRIES[:6], 20, "tokens", ABOVE), (ENTRIES[:6], 4, "memories", ABOVE),
+])  # fmt: skip
 def test_hard_budgets_count_entries_or_the_tokens_of_their_lines(entries, most, unit, calls):
     tokens = unit == "tokens"
     scope = replace(SCOPE, **{"budget_tokens" if tokens else "budget_entries": most})
@@ -318,9 +296,6 @@ def test_hard_budgets_count_entries_or_the_tokens_of_their_lines(entries, most, 
         if not fits:
             full = f"Error: memory full ({stored} of {most} {unit})."
             assert (op.message, op.code) == (full, "full") and store.snapshot() is before
-
-
-# ---------------------------------------------------------------- replies
 
 
 def test_a_reply_holds_whole_entries_and_says_how_many_more():
@@ -362,8 +337,6 @@ def test_tools_that_are_not_there_are_unknown():
     assert apply(filled(), *delete("m1"), replace(few, without=(*TOOLS,))).code == "unknown_tool"
 
 
-# ---------------------------------------------------------------- the schema is the check
-
 LIMITS = [  # of a tool an argument that its schema names, a value that fits, others that do not
     ("search_memory", {}, "query", "x" * 500, ("", "x" * 501, 5, ["x"])),
     ("search_memory", {"query": "a"}, "top_k", 20, (0, 21, "5", 5.0, True)),
@@ -401,8 +374,6 @@ def test_a_schema_is_short_and_says_what_is_needed(schema):
         assert is_text(function["name"], name) == (field["type"] == "string")
 
 
-# ---------------------------------------------------------------- whatever is called
-
 TEXT = st.sampled_from(["Ann moved. Later Ben left.", "tea", "Ben: Good. Ann: No.", "Oslo x"])
 ID = st.sampled_from([f"m{k}" for k in range(1, 12)])
 JSON = st.recursive(
@@ -439,6 +410,6 @@ def test_whatever_is_called_raises_nothing_and_what_fails_changes_nothing(calls)
         assert sizes[1] <= max(60, sizes[0])  # no store grows over its hard budget
         assert store.snapshot() is before or op.ok
     refuse(store, tight, "cut", "it has no end")
-    again = Store.from_lines([*store.lines()], "a record")
+    again = read_store([*store.lines()])
     assert again.journal == store.journal
     assert again.snapshot().entries == store.snapshot().entries

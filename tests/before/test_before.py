@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from test_store import read_store
 from typer.testing import CliRunner
 
 import cli
-from agents.store import Store
 from config import files
 from config.errors import UserError
 from config.gone import GONE, TAG, is_gone
@@ -90,7 +90,7 @@ def test_a_bank_is_read_by_another_stream(before):
 
 
 def test_a_store_is_read(before):
-    store = Store.from_lines(Path("store.jsonl").read_text().splitlines(), "store.jsonl")
+    store = read_store(Path("store.jsonl").read_text().splitlines())
     assert [entry.shown for entry in store.snapshot().entries] == [
         "2023-05-08 Ann: It rains.",
         "2023-05-09 It snows.",

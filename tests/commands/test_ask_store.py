@@ -5,8 +5,7 @@ import re
 from pathlib import Path
 
 from test_ask import alone, run, scripted  # noqa: F401  alone is a fixture
-
-from agents.store import Store
+from test_store import read_store
 
 PLACE = re.compile(r"(\w+): I am in (\w+)\.")
 STORE = "--model tiny --agent memupdate --chunk-tokens 200 --call-tokens 400 --final-tokens 99"
@@ -47,7 +46,7 @@ def test_a_text_is_read_by_section_and_its_entries_have_no_date(monkeypatch, cod
     n = len({str(prompt.section) for prompt in asked if not prompt.final})
     assert n > 2 and "answer: Rome" in said and f", {n} sections, about" in said
     lines = Path("runs/r/store.jsonl").read_text(encoding="utf-8").splitlines()
-    (entry,) = Store.from_lines(lines, "store.jsonl").snapshot().entries
+    (entry,) = read_store(lines).snapshot().entries
     assert (entry.text, entry.date, entry.version) == ("Ann is in Rome.", None, 2)
     assert "What was kept: runs/r/store.jsonl" in said.splitlines()
     page = Path("runs/r/report.html").read_text()

@@ -13,11 +13,11 @@ import pytest
 from conftest import random_policy
 from test_locomo import question, sample, write
 from test_memupdate import by_bytes, call, create, delete
+from test_store import read_store
 from typer.testing import CliRunner
 
 import cli
 from agents import memupdate
-from agents.store import Store
 from tokens.codec import Codec
 
 PARTS = {
@@ -87,9 +87,9 @@ def check(metrics, records, start):
             sum(parts[name] for name in ("delta", "format", "size", "compression"))
         )
         done = [op for turn in edits for op in turn["notes"]["ops"]]
-        store = Store.from_lines(edits[-1]["notes"]["store"], "the record")
+        store = read_store(edits[-1]["notes"]["store"])
         assert [(op.tool, op.ok) for op in store.journal] == [(op["tool"], op["ok"]) for op in done]
-        assert len(store.at(0)) == start
+        assert json.loads(edits[-1]["notes"]["store"][0])["entries"] == start
         assert len(store.snapshot()) == edits[-1]["notes"]["entries"]
     assert any(op["ok"] for record in records for turn in record["turns"]
                for op in turn["notes"]["ops"])  # fmt: skip

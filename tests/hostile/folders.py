@@ -21,11 +21,8 @@ def _replaced(what: dict, by: str) -> dict:
     return {"type": "Replace", "pattern": what, "content": by}
 
 
-def _doubled(text: str, own: tuple = ()) -> dict:
-    return {
-        "type": "Sequence",
-        "normalizers": [*own, *[_replaced({"String": text}, text * 2)] * 34],
-    }
+def _doubled(text: str) -> dict:
+    return {"type": "Sequence", "normalizers": [_replaced({"String": text}, text * 2)] * 34}
 
 
 def _split(pattern: str) -> dict:
@@ -40,15 +37,6 @@ OF_MODELS = {  # how published ones cut a text into words
     "Llama 3": _CASED + r"\p{N}{1,3}" + _REST,
     "Qwen2": _CASED + r"\p{N}" + _REST,
 }
-PATTERNS = {
-    "letters": "(a+)+$",
-    "twice": "(x+x+)+y",
-    "words": r"(\w+\s?)*(?!\w|\W)(?<!\n)b",
-    "accents": "(é+é+)+z",
-    "digits": r"(\d+\d+)+z",
-    "three": r"\w+\w+\w+(?![\s\S])b",
-    "any": r"(.*a){20}z",
-}
 
 
 def tokenizers() -> dict[str, dict]:
@@ -56,13 +44,11 @@ def tokenizers() -> dict[str, dict]:
     decoder = json.loads((EMBEDDED / "tokenizer.json").read_text())["decoder"]
     growing = {"type": "Sequence", "decoders": [decoder, *_doubled("e")["normalizers"]]}
     return {
-        **{f"replaced {name}": {"normalizer": _replaced({"Regex": pattern}, "")}
-           for name, pattern in PATTERNS.items()},
-        **{f"split {name}": {"pre_tokenizer": _split(pattern)}
-           for name, pattern in PATTERNS.items()},
-        "doubled": {"normalizer": _doubled("e")},
-        "doubled dash": {"normalizer": _doubled("\u2014")},
-        "doubled name": {"normalizer": _doubled("Boris")},
+        **{f"replaced {pattern}": {"normalizer": _replaced({"Regex": pattern}, "")}
+           for pattern in ("(a+)+$", r"(\w+\s?)*(?!\w|\W)(?<!\n)b", r"(\d+\d+)+z")},
+        **{f"split {pattern}": {"pre_tokenizer": _split(pattern)}
+           for pattern in ("(x+x+)+y", "(é+é+)+z", r"\w+\w+\w+(?![\s\S])b", r"(.*a){20}z")},
+        **{f"doubled {text}": {"normalizer": _doubled(text)} for text in ("e", "\u2014", "Boris")},
         "doubled when decoded": {"decoder": growing},
     }  # fmt: skip
 
@@ -72,23 +58,22 @@ def tables(folder: Path) -> dict[str, Path]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    def same(value: str, n: int) -> pa.Array:
-        return pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()).take(pa.array([0] * n)),
-                                              pa.array([value]))  # fmt: skip
-
-    large, n = "x " * (1 << 23), 200_000
-    short, one = same("q", n), pa.array(["q"])
+    n, one = 100_000, pa.array(["q"])
+    zeros = pa.array([0], pa.int32()).take(pa.array([0] * n))
+    short, large = (
+        pa.DictionaryArray.from_arrays(zeros, pa.array([value]))
+        for value in ("q", "x " * (1 << 23))
+    )
     columns = {
-        "value": [one, one, pa.array(["x " * (1 << 26)])],
-        "references": [short, short, same(large, n)],
+        "value": [one, one, pa.array(["x " * (1 << 24)])],
+        "references": [short, short, large],
         "rows": [short, short, short],
     }
-    paths = {}
     for name, arrays in columns.items():
-        paths[name] = folder / f"{name}.parquet"
         table = pa.table(arrays, ["question", "answer", "context"])
-        pq.write_table(table, paths[name], compression="zstd", row_group_size=n)
-    return paths
+        path = folder / f"{name}.parquet"
+        pq.write_table(table, path, compression="zstd", row_group_size=n)
+    return {name: folder / f"{name}.parquet" for name in columns}
 
 
 def weights(folder: Path) -> dict[str, Path]:

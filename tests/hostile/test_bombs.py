@@ -8,15 +8,7 @@ from pathlib import Path
 
 import bombs
 import pytest
-from child import (  # noqa: F401
-    HEAVY,
-    LIGHT,
-    a_second,
-    imported,
-    in_child,
-    refused,
-    written,
-)
+from child import HEAVY, LIGHT, a_second, imported, in_child, refused, written  # noqa: F401
 
 import suites
 from config.errors import UserError
@@ -44,9 +36,6 @@ def tasks_of(path):
 
 def those_that_call(words: str) -> list[Path]:
     return [path for path in SOURCES if words in path.read_text(encoding="utf-8")]
-
-
-# ---------------------------------------------------------------- runs
 
 
 def test_a_run_folder_whose_settings_cost_much_is_no_run(tmp_path):
@@ -92,9 +81,6 @@ def test_a_folder_whose_json_is_an_abyss_is_a_sentence(tmp_path):
     path.write_text(bombs.record() + bombs.deep() + "\n")
     with pytest.raises(UserError, match=r"line 2 cannot be read: it is nested too deep"):
         read_records(path)
-
-
-# ---------------------------------------------------------------- models
 
 
 def test_a_config_that_declares_more_than_the_files_hold_is_a_sentence(tmp_path):

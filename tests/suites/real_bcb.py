@@ -63,8 +63,6 @@ def test_gold_solves_each_of_our_own_tasks_and_an_empty_function_does_not(enviro
     assert "tests passed" in wrong.observation
 
 
-# ---------------------------------------------------------------- the verdict
-
 TESTS = """
 import unittest
 class TestCases(unittest.TestCase):

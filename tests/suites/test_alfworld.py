@@ -113,9 +113,6 @@ def gone(pid: int) -> bool:
         return True
 
 
-# ---------------------------------------------------------------- files
-
-
 def test_a_tree_is_read_by_the_names_of_its_folders(tmp_path):
     two = "(receptacleAtLocation Desk_bar_1 l) (receptacleAtLocation Bed_bar_1 l)"
     folder = tree(
@@ -172,9 +169,6 @@ def test_a_command_is_the_last_line_of_a_response(action, command):
     assert command_of(action) == command
 
 
-# ---------------------------------------------------------------- what is missing
-
-
 @pytest.mark.parametrize("name", PACKAGES)
 @pytest.mark.parametrize(("code", "reason"), [
     ("raise ModuleNotFoundError('No\\nmodule')", r"\(crashed: ModuleNot.*: No module\)"),
@@ -184,9 +178,6 @@ def test_a_package_that_cannot_be_imported_is_told_before_the_first_task(site, n
     (site / name / "__init__.py").write_text(code)
     with pytest.raises(UserError, match=f"{reason}: {re.escape(module.INSTALL)}"):
         opened("alfworld", "x")
-
-
-# ---------------------------------------------------------------- the process
 
 
 def test_games_of_one_task_share_nothing(environment):
@@ -223,7 +214,7 @@ def test_a_game_that_breaks_off_fails_the_task_alone(environment, monkeypatch, a
     with closing(task.begin()) as other, closing(task.begin()) as game:
         with monkeypatch.context() as patch:
             if action == "hang":
-                patch.setattr(module, "SECONDS", 1.0)
+                patch.setattr(module, "SECONDS", 0.2)
             assert game.step(action) == Step("The game has ended.", True, -1.0, failure)
         assert game.step("x").failure == "crashed"  # and so it stays
         assert other.step("win").reward == 1.0

@@ -93,9 +93,6 @@ def test_the_prompts_code_comes_first_where_a_file_has_it(path, monkeypatch, unc
     assert ran[1] == f"{PROMPT}\n    pass\n{ran[0]}"
 
 
-# ---------------------------------------------------------------- the file, the parts
-
-
 def test_tasks_carry_what_is_asked_and_a_fingerprint_of_the_tests(path, unconfined):
     environment = Programs(path, sys.executable)
     tasks = environment.tasks()

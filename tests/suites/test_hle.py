@@ -39,9 +39,6 @@ def by_word(question: str, answer: str, response: str) -> Verdict:
     return Verdict(extracted_final_answer=response, correct=response.split()[-1] == answer)
 
 
-# ---------------------------------------------------------------- files and responses
-
-
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_a_file_is_read_in_its_order(tmp_path, form):
     path = jsonl(tmp_path, ROWS)
@@ -106,9 +103,6 @@ def test_a_response_is_judged_and_the_right_answer_is_not_told():
 ])  # fmt: skip
 def test_a_confidence_is_read_from_a_response(response, sure):
     assert confidence(response) == sure
-
-
-# ---------------------------------------------------------------- the judge
 
 
 @pytest.mark.parametrize("text", [
@@ -197,9 +191,6 @@ def test_a_judge_that_cannot_answer_is_refused(server, monkeypatch, fault, says)
         ServedJudge(server.spec)
 
 
-# ---------------------------------------------------------------- with a memory
-
-
 class Sure(Acting):
     """It is 80 percent sure of each answer, but does not say it of one question."""
 
@@ -265,8 +256,9 @@ def test_pictures_go_to_a_model_that_sees_them_as_data_urls(server, tmp_path, ca
     folder = streamed(name="unseen", **settings)
     assert len((folder / "none.jsonl").read_text().splitlines()) == 2
     assert "1 tasks are left out" in capsys.readouterr().out
-    with pytest.raises(UserError, match="give --endpoint URL and --chat"):
-        streamed(suite="hle", images=True)
+    for more in ({}, {"endpoint": (seer.url,)}, {"chat": True}):
+        with pytest.raises(UserError, match="give --endpoint URL and --chat"):
+            streamed(suite="hle", images=True, **more)
     seer.stop()
 
 

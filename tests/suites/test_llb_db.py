@@ -15,15 +15,7 @@ from conftest import HANG_S
 
 from config.errors import UserError
 from suites import llb_db
-from suites.llb_db import (
-    OWN,
-    Databases,
-    SQLite,
-    StatementError,
-    digest,
-    read_action,
-    right_rows,
-)
+from suites.llb_db import OWN, Databases, SQLite, StatementError, digest, read_action, right_rows
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT.parent / "shared" / "data" / "llb_db_train.json.gz"
@@ -64,9 +56,6 @@ def with_field(path: Path, place: str, value: object) -> Databases:
     inner[last] = value
     path.write_text(json.dumps(items))
     return Databases(path)
-
-
-# ---------------------------------------------------------------- the file
 
 
 @pytest.mark.parametrize(("place", "value", "field"), [
@@ -111,17 +100,11 @@ def test_tasks_have_kinds_and_a_fingerprint_of_tables_and_answers(tmp_path):
     )
 
 
-# ---------------------------------------------------------------- the score
-
-
-@pytest.mark.parametrize(
-    ("rows", "of_them"),
-    [
-        # by the shell: `printf '1,Ann,2.5' | md5sum` and so on, `sort`, `paste -sd,`, `md5sum`
-        ([(3, "Cy", 7.0), (1, "Ann", 2.5), (2, "Bo", None)], "ad4ecd83d31c89dc8355bb50070daff1"),
-        ([], "None"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "of_them"), [
+    # by the shell: `printf '1,Ann,2.5' | md5sum` and so on, `sort`, `paste -sd,`, `md5sum`
+    ([(3, "Cy", 7.0), (1, "Ann", 2.5), (2, "Bo", None)], "ad4ecd83d31c89dc8355bb50070daff1"),
+    ([], "None"),
+])  # fmt: skip
 def test_the_digest_by_hand(rows, of_them):
     assert digest(rows) == digest(reversed(rows)) == of_them
 
@@ -148,9 +131,6 @@ def test_the_digest_by_hand(rows, of_them):
 def test_which_answers_are_right_as_the_release_judges_them(answer, gold, right):
     """Golden values: what its own validator has said of each, run beside the checkout."""
     assert right_rows(answer, gold) is right
-
-
-# ---------------------------------------------------------------- responses and episodes
 
 
 @pytest.mark.parametrize(("response", "action"), [
@@ -260,9 +240,6 @@ def test_two_episodes_share_nothing(monkeypatch):
             assert "no such table" in other.step(block(f"SELECT * FROM {name}")).observation
         other.step(solution[0])
         assert other.step(solution[1]).reward == 1.0 and one.step(solution[1]).reward == -1.0
-
-
-# ---------------------------------------------------------------- SQLite
 
 
 @pytest.fixture
@@ -409,9 +386,6 @@ def test_random_hostile_statements_never_raise(monkeypatch):
                 assert episode.database.execute("SELECT 1")[1] == [(1,)]
         assert "(6 rows)" in other.step(block("SELECT * FROM boats")).observation
     assert 50 < ran < 950  # neither all refused nor all run
-
-
-# ---------------------------------------------------------------- the published file
 
 
 @published

@@ -70,32 +70,29 @@ def opened(tmp_path, monkeypatch):
     return open_items
 
 
-@pytest.mark.parametrize(
-    ("actions", "codes", "outcome", "said"),
-    [
-        (["finish"], {}, (True, 1.0, ""), "The task is solved."),
-        (["So:\n\n  Finish.\n"], {}, (True, 1.0, ""), "solved"),
-        (["finish"], {"check": 1}, (True, -1.0, ""), "not solved"),
-        (["finish"], {"check": None}, (True, -1.0, "timed out"), "failed"),
-        (["finish"], {"check": -1}, (True, -1.0, "crashed: Resource temporarily unavailable"), ""),
-        ([f"{LOOK}\nfinish"], {}, (True, 1.0, ""), "(no output)"),
-        ([LOOK], {}, (False, 0.0, ""), "(no output)"),
-        ([LOOK], {"ls\n": 7}, (False, 0.0, ""), "exit code 7"),
-        ([LOOK], {"ls\n": None}, (False, 0.0, ""), "The script was stopped"),
-        ([LOOK], {"ls\n": -1}, (True, -1.0, "crashed: Resource temporarily unavailable"), ""),
-        ([f"{LOOK}\n{LOOK}"], {}, (False, 0.0, ""), "there are 2 scripts"),
-        (["```bash\n\n```"], {}, (False, 0.0, ""), "the script is empty"),
-        (["```bash\necho \0\n```"], {}, (False, 0.0, ""), "no NUL"),
-        ([fence("echo " + "x" * 100_000, "sh")], {}, (False, 0.0, ""), "at most 100,000 bytes"),
-        (["Then I finish the task?"], {}, (True, 1.0, ""), "Nothing was run: there is neither"),
-        (["```python\n1\n```"], {"check": 1}, (True, -1.0, "no action"), "neither one script"),
-        ([""], {"check": 1}, (True, -1.0, "no action"), "a line that says finish."),
-        ([LOOK] * 4, {"check": 1}, (False, 0.0, ""), ""),
-        ([LOOK] * 5, {"check": 1}, (True, -1.0, "steps"), "The task has failed: steps."),
-        ([LOOK] * 5, {}, (True, 1.0, ""), "solved"),
-        ([fence("echo finish", "bash")], {}, (False, 0.0, ""), ""),
-    ],
-)
+@pytest.mark.parametrize(("actions", "codes", "outcome", "said"), [
+    (["finish"], {}, (True, 1.0, ""), "The task is solved."),
+    (["So:\n\n  Finish.\n"], {}, (True, 1.0, ""), "solved"),
+    (["finish"], {"check": 1}, (True, -1.0, ""), "not solved"),
+    (["finish"], {"check": None}, (True, -1.0, "timed out"), "failed"),
+    (["finish"], {"check": -1}, (True, -1.0, "crashed: Resource temporarily unavailable"), ""),
+    ([f"{LOOK}\nfinish"], {}, (True, 1.0, ""), "(no output)"),
+    ([LOOK], {}, (False, 0.0, ""), "(no output)"),
+    ([LOOK], {"ls\n": 7}, (False, 0.0, ""), "exit code 7"),
+    ([LOOK], {"ls\n": None}, (False, 0.0, ""), "The script was stopped"),
+    ([LOOK], {"ls\n": -1}, (True, -1.0, "crashed: Resource temporarily unavailable"), ""),
+    ([f"{LOOK}\n{LOOK}"], {}, (False, 0.0, ""), "there are 2 scripts"),
+    (["```bash\n\n```"], {}, (False, 0.0, ""), "the script is empty"),
+    (["```bash\necho \0\n```"], {}, (False, 0.0, ""), "no NUL"),
+    ([fence("echo " + "x" * 100_000, "sh")], {}, (False, 0.0, ""), "at most 100,000 bytes"),
+    (["Then I finish the task?"], {}, (True, 1.0, ""), "Nothing was run: there is neither"),
+    (["```python\n1\n```"], {"check": 1}, (True, -1.0, "no action"), "neither one script"),
+    ([""], {"check": 1}, (True, -1.0, "no action"), "a line that says finish."),
+    ([LOOK] * 4, {"check": 1}, (False, 0.0, ""), ""),
+    ([LOOK] * 5, {"check": 1}, (True, -1.0, "steps"), "The task has failed: steps."),
+    ([LOOK] * 5, {}, (True, 1.0, ""), "solved"),
+    ([fence("echo finish", "bash")], {}, (False, 0.0, ""), ""),
+])  # fmt: skip
 def test_what_a_response_does(opened, actions, codes, outcome, said):
     """However an episode ends, the system is checked, as in the release."""
     environment = opened(**codes)
@@ -164,7 +161,7 @@ def check(name: str, script: str) -> dict:
 
 
 @pytest.mark.parametrize(("content", "field"), [
-    ("{", "JSON"), ("[" * 100_000, "JSON"), ([], ""), ({}, ""), ({"0": {}}, "item 0"),
+    ("{", "JSON"), ("[" * 100_000, "JSON"), ([], ""), ({}, "empty"), ({"0": {}}, "item 0"),
     ({"3": 5}, "item 3"), (broken(instruction=" "), "item 3, instruction"),
     (broken(initialization_command_item="{'script': 'ls'}"), "initialization_command_item"),
     (broken(evaluation_info={}), "ground_truth_command_item"),

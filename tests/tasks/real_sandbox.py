@@ -135,9 +135,6 @@ def perl(code: str) -> str:
     return f"perl -e '{code}'"
 
 
-# ---------------------------------------------------------------- what is tried
-
-
 @hostile
 def test_nothing_is_got_hold_of(inside):
     """Sockets to the host, io_uring, namespaces, other processes, mounts, settings, devices."""
@@ -267,13 +264,10 @@ def test_a_systems_files_end_too():
 
 
 @hostile
-@pytest.mark.parametrize(
-    ("code", "output"),
-    [
-        ("yes spam", ("spam\n" * sandbox.OUTPUT)[: sandbox.OUTPUT]),
-        ("trap '' TERM INT HUP; echo first; sleep 3600", "first\n"),
-    ],
-)
+@pytest.mark.parametrize(("code", "output"), [
+    ("yes spam", ("spam\n" * sandbox.OUTPUT)[: sandbox.OUTPUT]),
+    ("trap '' TERM INT HUP; echo first; sleep 3600", "first\n"),
+])  # fmt: skip
 def test_what_has_no_end_is_ended_and_its_output_is_cut(inside, code, output):
     for seconds in (2, 20, 200):  # for longer where the machine has not got as far
         (ran,) = inside.run(code, seconds=seconds)
@@ -287,9 +281,6 @@ def test_what_has_no_end_is_ended_and_its_output_is_cut(inside, code, output):
 def test_a_daemon_that_is_left_over_keeps_nobody_waiting_and_ends(inside):
     (ran,) = inside.run(f"setsid perl -e 'sleep 3600' {inside.mark} & echo started; exit 3")
     assert (ran.output, ran.code) == ("started\n", 3)
-
-
-# ---------------------------------------------------------------- systems
 
 
 def test_a_system_is_root_with_users_of_its_own_and_keeps_what_is_done():
@@ -385,9 +376,6 @@ def test_a_tree_is_its_systems_own_and_one_that_cannot_be_made_leaves_nothing(
     assert (tree / "b").stat().st_mode & 0o7777 == 0o4751
     os.chown(tree, 0, 0)  # as an earlier version has made it
     assert sandbox.GET_SYSTEM in sandbox.lacking(True)[0][1]
-
-
-# ---------------------------------------------------------------- a program
 
 
 def test_descriptors_beyond_1023_do():

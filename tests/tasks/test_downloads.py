@@ -160,13 +160,9 @@ def test_another_content_gets_no_name_and_replaces_nothing(hub, tmp_path):
     assert get("things", tmp_path)[0] == place
 
 
-@pytest.mark.parametrize(
-    ("file", "named"),
-    [
-        (File(REPO, "gone.bin"), "gone.bin"),
-        (File("no/one", "a"), "no/one"),
-    ],
-)
+@pytest.mark.parametrize(("file", "named"), [
+    (File(REPO, "gone.bin"), "gone.bin"), (File("no/one", "a"), "no/one"),
+])  # fmt: skip
 def test_what_the_hub_does_not_have(hub, tmp_path, monkeypatch, file, named):
     sources(monkeypatch, file)
     assert named in refused("things", tmp_path)

@@ -13,16 +13,10 @@ from suites.bandit import HINTS, Bandit
 from tasks.environments import Work
 
 
-@pytest.mark.parametrize(
-    ("suite", "path", "named"),
-    [
-        ("moon", "", "moon"),
-        ("world", "", "world"),
-        ("llb-os", "", "file"),
-        ("bcb", "", "file"),
-        ("llb-db", "/nowhere/x.json", "/nowhere/x.json"),
-    ],
-)
+@pytest.mark.parametrize(("suite", "path", "named"), [
+    ("moon", "", "moon"), ("world", "", "world"), ("llb-os", "", "file"), ("bcb", "", "file"),
+    ("llb-db", "/nowhere/x.json", "/nowhere/x.json"),
+])  # fmt: skip
 def test_what_cannot_be_opened_is_one_sentence(suite, path, named):
     with pytest.raises(UserError, match=named) as error:
         opened(suite, path)

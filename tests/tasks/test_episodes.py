@@ -2,12 +2,12 @@
 
 import itertools
 import json
-from collections import Counter
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from conftest import asked_of
-from test_locomo import LOCOMO, sample, write
+from test_locomo import sample, write
 
 from agents import find
 from config.errors import UserError
@@ -15,7 +15,8 @@ from config.options import RunConfig, TrainConfig
 from dev import keeper
 from engines.scripted import ScriptedEngine
 from rollout import rollout
-from suites import _conversations, ledger
+from suites import ledger
+from suites._conversations import ConversationTasks, conversations_of
 from suites._training import training_tasks, validation_tasks
 from suites.locomo import official_em, official_score
 from tasks import worlds
@@ -82,12 +83,38 @@ def test_an_evaluation_asks_one_question_of_each_ledger():
         assert not task.probes and task.question and "test" in task.id and task.beside("x") == {}
 
 
-# ---------------------------------------------------------------- conversations
-
-
 @pytest.fixture
 def path(tmp_path):
     return write(tmp_path / "talks.json", [sample("conv-26"), sample("conv-30")])
+
+
+def asked(path, n=1000, **settings):
+    """Return the tasks of an evaluation by their ids."""
+    (column,) = asked_of(lambda: None, suite="locomo", data=(str(path),), n=n, **settings)[1]
+    return {task.id: task for task in column.make()}
+
+
+def training(path, chosen="", lengths=(3,)):
+    return ConversationTasks(f"locomo:{path}{'#' * bool(chosen)}{chosen}", lengths, seed=0)
+
+
+@cache
+def codec():
+    return Codec(keeper.make_tokenizer())
+
+
+def read(agent, task, answer):
+    """Read a task with scripted answers: its last turn, and all prompts as they are shown."""
+    prompts = []
+
+    def script(prompt):
+        prompts.append((prompt, "".join(str(piece) for piece, _ in prompt.pieces)))
+        return answer(prompt)
+
+    engine = ScriptedEngine(codec(), script)
+    (done,) = rollout(engine, agent, [(task, 0)])
+    assert not done.error
+    return done.turns[-1], prompts
 
 
 def test_the_choice_of_category_5_is_asked_and_plays_no_part_in_any_search(path):
@@ -97,49 +124,32 @@ def test_the_choice_of_category_5_is_asked_and_plays_no_part_in_any_search(path)
     assert "(b) " in task.question and task.probe.distractor == "plums"
     letter = f"({'ab'[task.probe.choices[1] == NOT_MENTIONED]})"
     assert task.score(letter) == 1 and task.score("plums") == task.score("(c)") == 0
-    codec, prompts = Codec(keeper.make_tokenizer()), []
     plain = replace(task, question=task.probe.question, probe=replace(task.probe, distractor=""))
     for agent in (find.make("facts", {}), find.make("bm25", {"chunk_tokens": 64, "top_k": 2})):
+        found = []
         for one in (task, plain):
-            engine = ScriptedEngine(codec, lambda prompt: prompts.append(prompt) or "(a)")
-            (done,) = rollout(engine, agent, [(one, 0)])
-            assert not done.error
-            shown = prompts[-1]
-            text = "".join(str(piece) for piece, _ in shown.pieces)
+            _, [*_, (prompt, text)] = read(agent, one, lambda prompt: "(a)")
             assert ("\n(a) " in text) == (one is task)
-            if one is task:
-                with_choice = str(shown.memory or shown.section)
-        assert str(shown.memory or shown.section) == with_choice
+            found.append(str(prompt.memory or prompt.section))
+        assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("mode", ["build", "refine"])
 def test_the_policy_that_edits_sees_neither_a_question_nor_the_answers_to_choose_from(path, mode):
     """In an evaluation as in training."""
-    (column,) = asked_of(lambda: None, suite="locomo", data=(str(path),))[1]
-    task = next(task for task in column.make() if task.kind.startswith("5"))
+    task = asked(path)["conv-26-q5"]
     agent = find.make("memupdate", {"memory_budget": 2.0, "mode": mode})
-    trained = replace(task, question="", probe=None, probes=(task.probe,))
-    for one in (task, trained):
-        edits, asked = [], []
-
-        def answer(prompt, edits=edits, asked=asked):
-            (asked if prompt.frozen else edits).append("".join(str(p) for p, _ in prompt.pieces))
-            return "(a)" if prompt.frozen else ""
-
-        engine = ScriptedEngine(Codec(keeper.make_tokenizer()), answer)
-        (done,) = rollout(engine, agent, [(one, 0)])
-        assert not done.error and edits and asked
-        for text in edits:
-            assert task.probe.question not in text
-            assert "Choose one of" not in text and NOT_MENTIONED not in text
-            assert f"(a) {task.probe.choices[0]}" not in text
-        assert all(task.probe.problem in text for text in asked)
+    for one in (task, replace(task, question="", probe=None, probes=(task.probe,))):
+        _, prompts = read(agent, one, lambda prompt: "(a)" if prompt.frozen else "")
+        edits, answers = ([t for p, t in prompts if bool(p.frozen) == k] for k in (False, True))
+        hidden = (task.probe.question, "Choose one of", NOT_MENTIONED, task.probe.choices[0])
+        assert edits and not any(words in text for text in edits for words in hidden)
+        assert answers and all(task.probe.problem in text for text in answers)
 
 
 def test_a_suite_asks_every_question_and_grades_it_by_the_official_metric(path):
-    unit, (column,) = asked_of(suite="locomo", data=(str(path),), n=1000)
-    tasks = column.make()
-    assert unit == "sessions" and {t.kind[0] for t in tasks} == {*"12345"}
+    tasks = asked(path).values()
+    assert {t.kind[0] for t in tasks} == {*"12345"}
     for task in tasks:
         for said in (task.answers[0], "nothing of the kind", "Not mentioned"):
             assert task.score(said) == official_score(said, task.probe)
@@ -147,21 +157,12 @@ def test_a_suite_asks_every_question_and_grades_it_by_the_official_metric(path):
         assert task.beside(None) == {"official_em": 0.0}
     assert {task.kind.partition(", ")[2] for task in tasks} == {"official metric"}
     assert sum(task.score(task.answers[0]) == 1 for task in tasks) > len(tasks) / 2
-    few = asked_of(lambda: None, suite="locomo", data=(str(path),), n=1)[1]
-    assert len(few[0].make()) == 5  # one of each kind
-
-
-def asked(path, **settings):
-    """Return the tasks of an evaluation by their ids."""
-    (column,) = asked_of(lambda: None, suite="locomo", data=(str(path),), n=1000, **settings)[1]
-    return {task.id: task for task in column.make()}
+    assert len(asked(path, n=1)) == 5  # one of each kind
 
 
 def test_what_decides_a_score_decides_which_rows_are_found(path):
     """The evidence, and what a store begins with."""
-    first = asked(path)
-    again = asked(path)
-    events = asked(path, source_split="events")
+    first, again, events = asked(path), asked(path), asked(path, source_split="events")
     for name, task in first.items():
         assert task.digest == again[name].digest != events[name].digest
         assert task.document_digest == events[name].document_digest
@@ -175,24 +176,15 @@ def test_a_store_that_was_built_is_compared_with_the_evidence_by_sessions(path):
     """What a policy writes carries its session, S1, and questions ask for turns, D1:1."""
     create = {"operation": "create", "content": "Asked in category: pears."}
     call = json.dumps({"name": "manage_memory", "arguments": create})
-    # session 1, its end; 2; 10; the same for every question, each of which makes its own store
-    edits = itertools.cycle([f"<tool_call>{call}</tool_call>", "", "", "Done."])
-
-    def answer(prompt):
-        return "pears" if prompt.frozen else next(edits)
-
-    found = {}
-    codec = Codec(keeper.make_tokenizer())
     agent = find.make("memupdate", {"chunk_tokens": 4096, "memory_budget": 2.0})
-    tasks = [task for name, task in asked(path).items() if name.startswith("conv-26")]
-    for trajectory in rollout(
-        ScriptedEngine(codec, answer), agent, [(t, 0) for t in tasks], in_flight=1
-    ):
-        assert not trajectory.error
-        found[trajectory.task.id] = trajectory.turns[-1].notes.recall
+    found = []
+    for task in [task for name, task in asked(path).items() if name.startswith("conv-26")]:
+        # session 1, its end; 2; 10
+        edits = iter([f"<tool_call>{call}</tool_call>", "", "", "Done."])
+        last, _ = read(agent, task, lambda p, e=edits: "pears" if p.frozen else next(e))
+        found.append(last.notes.recall)
     # evidence: D1:1 D2:2, D1:1, none, D10:4, D2:1, D1:1 D10:2 D2:3 D2:4, D2:9 D2:1, D1:2
-    expected = (1 / 2, 1, 1, 0, 0, 1 / 4, 0, 1)
-    assert found == {f"conv-26-q{n}": share for n, share in enumerate(expected, 1)}
+    assert found == [1 / 2, 1, 1, 0, 0, 1 / 4, 0, 1]
 
 
 def test_the_oracle_reads_the_lines_of_the_evidence_or_its_whole_session(path):
@@ -205,127 +197,117 @@ def test_the_oracle_reads_the_lines_of_the_evidence_or_its_whole_session(path):
     assert first.when not in task.evidence
 
 
-@pytest.mark.parametrize("start", ["observations", "summaries"])
-def test_the_baseline_of_the_evidence_has_whole_sessions_where_entries_name_no_turn(path, start):
-    agent = find.make("evidence", {})
-    held = {
-        name: [entry.evidence for entry in agent.start(task)]
-        for name, task in asked(path, source_split=start).items()
-    }
-    turns = {"observations": [("D10:2", "D10:4")], "summaries": [("S10",)]}
-    assert held["conv-26-q4"] == turns[start] and held["conv-26-q3"] == []
+@pytest.mark.parametrize(("start", "turns"), [
+    ("observations", ("D10:2", "D10:4")), ("summaries", ("S10",)),
+])  # fmt: skip
+def test_the_baseline_of_the_evidence_has_whole_sessions_where_entries_name_no_turn(
+    path, start, turns
+):
+    agent, tasks = find.make("evidence", {}), asked(path, source_split=start)
+    assert [entry.evidence for entry in agent.start(tasks["conv-26-q4"])] == [turns]
+    assert agent.start(tasks["conv-26-q3"]) == []
 
 
 def test_training_on_conversations_asks_only_about_the_sessions_that_are_read(path):
-    source = f"locomo:{path}#memory-r1/train/observations"
-    (whole,) = _conversations.ConversationTasks(source, (99,), seed=0).batch(0, 0, 1)
+    (whole,) = training(path, "memory-r1/train/observations", (99,)).batch(0, 0, 1)
     assert len(whole.sessions) == 3  # all, where there are not so many
-    tasks = _conversations.ConversationTasks(source, (1, 2), seed=0)
-    for level, n in ((0, 1), (1, 2)):
-        for step in range(6):
-            for task in tasks.batch(step, level, 3):
-                assert "conv-26" in task.id and len(task.sessions) == n
-                shown = {session.number for session in task.sessions}
-                assert task.probes and all({*p.sessions} <= shown for p in task.probes)
-                assert not any(p.abstains for p in task.probes)
-                assert all(m.session in shown for m in task.memories)
+    tasks = training(path, "memory-r1/train/observations", (1, 2))
+    for level, step in itertools.product((0, 1), range(6)):
+        for task in tasks.batch(step, level, 3):
+            assert "conv-26" in task.id and len(task.sessions) == level + 1
+            shown = {session.number for session in task.sessions}
+            assert task.probes and all({*p.sessions} <= shown for p in task.probes)
+            assert not any(p.abstains for p in task.probes)
+            assert all(m.session in shown for m in task.memories)
 
 
-@pytest.mark.parametrize(
-    "chosen",  # after the part, without a part, before the start
-    ["memory-r1/train/adversarial", "adversarial", "memory-r1/train/adversarial/events"],
-)
-def test_training_pays_for_category_5_where_the_user_asks_for_it(path, chosen):
-    def categories(chosen):
-        source = f"locomo:{path}#{chosen}" if chosen else f"locomo:{path}"
-        tasks = _conversations.ConversationTasks(source, (3,), seed=0).batch(0, 0, 20)
+@pytest.mark.parametrize(("chosen", "without"), [  # after the part, without one, before the start
+    ("memory-r1/train/adversarial", "memory-r1/train"), ("adversarial", ""),
+    ("memory-r1/train/adversarial/events", "memory-r1/train/events"),
+])  # fmt: skip
+def test_training_pays_for_category_5_where_the_user_asks_for_it(path, chosen, without):
+    def paid(chosen):
+        tasks = training(path, chosen).batch(0, 0, 20)
         return {probe.category for task in tasks for probe in task.probes}
 
-    without = chosen.replace("/adversarial", "").replace("adversarial", "")
-    assert categories(chosen) == {1, 2, 4, 5} and categories(without) == {1, 2, 4}
-    start = _conversations.conversations_of(f"locomo:{path}#{chosen}").start
+    def evaluated(chosen):
+        return {task.probe.category for task in asked(path, source_split=chosen).values()}
+
+    assert paid(chosen) == {1, 2, 4, 5} and paid(without) == {1, 2, 4}
+    start = conversations_of(f"locomo:{path}#{chosen}").start
     assert start == ("events" if "events" in chosen else "observations")
-    evaluated = {task.probe.category for task in asked(path, source_split=chosen).values()}
-    assert evaluated == {1, 2, 3, 4, 5}
-    if "/" in without:
-        evaluated = {task.probe.category for task in asked(path, source_split=without).values()}
-        assert evaluated == {1, 2, 3, 4}
+    assert evaluated(chosen) == {1, 2, 3, 4, 5}
+    if without:
+        assert evaluated(without) == {1, 2, 3, 4}
 
 
-@pytest.mark.skipif(not LOCOMO.is_file(), reason=f"needs {LOCOMO}, which is not there")
-def test_the_published_sizes_of_both_parts_with_category_5():
-    def sizes(part):
-        tasks = asked(LOCOMO, source_split=f"memupdate/{part}").values()
-        by_category = Counter(task.probe.category for task in tasks)
-        return [by_category[c] for c in (1, 2, 3, 4, 5)]
-
-    assert sizes("train/adversarial") == [208, 232, 69, 620, 311]  # 1,440
-    assert sizes("test/adversarial") == [74, 89, 27, 221, 135]  # 546
-
-
-def test_an_evaluation_says_which_categories_have_no_question(path, capsys):
+@pytest.mark.parametrize(("chosen", "kinds"), [
+    ("", "2 temporal, 3 open-domain, 5 adversarial"),
+    ("memory-r1/train", "2 temporal, 3 open-domain"),
+    ("memory-r1/train/adversarial", "2 temporal, 3 open-domain, 5 adversarial"),
+])  # fmt: skip
+def test_an_evaluation_says_which_categories_have_no_question(path, capsys, chosen, kinds):
     asked(path)
     assert not capsys.readouterr().out
     samples = [sample("conv-26"), sample("conv-30")]
     for made in samples:
         made["qa"] = [one for one in made["qa"] if one["category"] in (1, 4)]
-    few = write(path.parent / "few.json", samples)
-    name = f"locomo:{few}"
-    without = {
-        "": "2 temporal, 3 open-domain, 5 adversarial",
-        "memory-r1/train": "2 temporal, 3 open-domain",
-        "memory-r1/train/adversarial": "2 temporal, 3 open-domain, 5 adversarial",
-    }
-    for chosen, kinds in without.items():
-        asked(few, source_split=chosen)
-        (said,) = capsys.readouterr().out.splitlines()
-        at = f"{name}#{chosen}" if chosen else name
-        assert said == f"{at}: no question of {kinds} is in it, none will be asked."
+    asked(write(path, samples), source_split=chosen)
+    at = f"locomo:{path}#{chosen}" if chosen else f"locomo:{path}"
+    said = f"{at}: no question of {kinds} is in it, none will be asked.\n"
+    assert capsys.readouterr().out == said
 
 
 def test_a_part_validates_by_an_episode_of_each_conversation_and_the_same_questions(path, capsys):
-    run = RunConfig(data="ledger", validation=f"locomo:{path}#memory-r1/validation", validation_n=3)
-    (task,) = validation_tasks(run)
+    def validation(chosen, n):
+        return validation_tasks(
+            RunConfig(data="ledger", validation=f"locomo:{path}{chosen}", validation_n=n)
+        )
+
+    (task,), (again,) = (validation("#memory-r1/validation", 3) for _ in range(2))
     assert task.id == "conv-30" and len(task.sessions) == 3 and len(task.probes) == 3
-    assert validation_tasks(run)[0].probes == task.probes
+    assert again.probes == task.probes
     assert "no question of 3 open-domain is in it, none will be valid" in capsys.readouterr().out
-    both = replace(run, validation=f"locomo:{path}", validation_n=64)
-    tasks = validation_tasks(both)
-    assert [task.id for task in tasks] == ["conv-26", "conv-30"]
-    assert [len(task.probes) for task in tasks] == [5, 5]  # not 5, nor what names no evidence
-    choice = replace(
-        run, validation=f"locomo:{path}#memory-r1/validation/adversarial", validation_n=9
-    )
-    assert sum(p.category == 5 for p in validation_tasks(choice)[0].probes) == 2
+    # not 5, nor what names no evidence
+    both = [(task.id, len(task.probes)) for task in validation("", 64)]
+    assert both == [("conv-26", 5), ("conv-30", 5)]
+    (task,) = validation("#memory-r1/validation/adversarial", 9)
+    assert sum(p.category == 5 for p in task.probes) == 2
     samples = [sample("a")]
     samples[0]["qa"] = [one for one in samples[0]["qa"] if one["category"] == 5]
+    write(path, samples)
     with pytest.raises(UserError, match="no question that a validation could ask"):
-        validation_tasks(replace(run, validation=f"locomo:{write(path, samples)}"))
+        validation("", 64)
 
 
 def test_categories_without_a_question_are_said_at_the_start(path, capsys):
     """Of two sessions there is a question of each category but 3, whose evidence is not named."""
-    _conversations.ConversationTasks(f"locomo:{path}", (1, 3), seed=0)
-    (said,) = capsys.readouterr().out.splitlines()
-    assert said.startswith(f"locomo:{path}: no question of 3 open-domain is about 3 sessions in")
-    _conversations.ConversationTasks(f"locomo:{path}", (1,), seed=0)
-    assert "no question of 1 multi-hop, 3 open-domain is about 1 " in capsys.readouterr().out
+
+    def said(lengths):
+        training(path, lengths=lengths)
+        return capsys.readouterr().out
+
+    three = said((1, 3))
+    assert three.startswith(f"locomo:{path}: no question of 3 open-domain is about 3 sessions in")
+    assert three.count("\n") == 1
+    assert "no question of 1 multi-hop, 3 open-domain is about 1 " in said((1,))
     samples = [sample("made-1"), sample("made-2")]
-    samples[1]["qa"][2]["evidence"] = ["D2:1"]
-    _conversations.ConversationTasks(f"locomo:{write(path, samples)}", (3,), seed=0)
-    assert capsys.readouterr().out.endswith("talks.json: 1 of 12 questions are left out.\n")
-    samples[0]["qa"][2]["evidence"] = ["D2:1"]
-    _conversations.ConversationTasks(f"locomo:{write(path, samples)}", (3,), seed=0)
-    assert not capsys.readouterr().out
+    for made, left_out in zip(
+        samples, ("talks.json: 1 of 12 questions are left out.\n", ""), strict=True
+    ):
+        made["qa"][2]["evidence"] = ["D2:1"]
+        write(path, samples)
+        assert said((3,)).endswith(left_out) and bool(left_out) == bool(said((3,)))
     samples[0]["qa"][2]["evidence"] = []
     for made in samples:
         made["qa"] = [asked for asked in made["qa"] if asked["category"] in (3, 5)]
     del samples[1]["qa"][0]
+    write(path, samples)
     with pytest.raises(UserError, match="no question is about 2 sessions in a row"):
-        _conversations.ConversationTasks(f"locomo:{write(path, samples)}", (2,), seed=0)
+        training(path, lengths=(2,))
 
 
-@pytest.mark.parametrize("chosen", ["#half/train", "#memory-r1/dev", "#memory-r1/a/b/c"])
+@pytest.mark.parametrize("chosen", ["half/train", "memory-r1/dev", "memory-r1/a/b/c"])
 def test_a_rule_or_part_that_there_is_not_is_refused(path, chosen):
     with pytest.raises(UserError, match="RULE/PART/adversarial/START"):
-        _conversations.conversations_of(f"locomo:{path}{chosen}")
+        conversations_of(f"locomo:{path}#{chosen}")

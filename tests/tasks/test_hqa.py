@@ -8,13 +8,13 @@ from itertools import permutations, product
 from random import Random
 
 import pytest
-from test_readers import EXTRA, FIELDS, SHARED, gold_titles, questions, real
+from test_readers import EXTRA, FIELDS, gold_titles, questions
 
 from config.errors import UserError
 from data import Pool, Task
 from suites.ruler_hqa import EvidenceRule
 from suites.ruler_hqa import make_tasks as make
-from tasks.readers import read, read_passages
+from tasks.readers import read
 from tasks.writers import write_built
 
 
@@ -111,8 +111,6 @@ def test_build_refuses(tmp_path):
         with pytest.raises(UserError):  # fewer documents than are its own; no paragraphs
             make_tasks(tasks, n)
 
-
-# ---- where the evidence may stand ----
 
 RULES = {
     # ReMemR1's paper: reverse order, successive hops more than N/2 apart
@@ -217,21 +215,3 @@ def test_under_compat_seed4_evidence_is_chosen_and_not_moved(tmp_path):
     ]
     with pytest.raises(UserError):
         make_tasks(source, 60, len(right) + 1, EXTRA, compat_seed4=True, evidence=RULES["code"])
-
-
-# ---- the real data beside the checkout ----
-
-
-@real
-@pytest.mark.parametrize("n", [50, 1600])
-def test_sets_of_real_questions_come_back(tmp_path, n):
-    source = [task for task in read(SHARED / "hotpotqa_dev.jsonl.gz") if task.split == "validation"]
-    extra = read_passages(SHARED / "passages_extra.jsonl.gz")
-    tasks = make_tasks(source, n, 16, extra, seed=1)
-    path = tmp_path / "set.jsonl.gz"
-    write_built(path, tasks)
-    assert read(path) == tasks and path.stat().st_size < 7e6
-    by_id = {task.id: task for task in source}
-    assert all(gold_titles(task) == gold_titles(by_id[task.id]) for task in tasks)
-    assert len({tuple(task.gold) for task in tasks}) > 8
-    assert f"\n\nDocument {n}:\n" in tasks[0].document

@@ -22,16 +22,12 @@ ROOT = Path(__file__).parents[2]
 COMMIT = "c" * 40
 
 
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ("hf:a/b", ("a/b", "", "", "")),
-        ("hf:squad:train", ("squad", "", "", "train")),
-        ("hf:a/b/c:dev", ("a/b", "c", "", "dev")),
-        (f"hf:a/b@{COMMIT}:dev", ("a/b", "", COMMIT, "dev")),
-        ("hf:a/b/c@refs/pr/1:dev", ("a/b", "c", "refs/pr/1", "dev")),
-    ],
-)
+@pytest.mark.parametrize(("text", "parts"), [
+    ("hf:a/b", ("a/b", "", "", "")), ("hf:squad:train", ("squad", "", "", "train")),
+    ("hf:a/b/c:dev", ("a/b", "c", "", "dev")),
+    (f"hf:a/b@{COMMIT}:dev", ("a/b", "", COMMIT, "dev")),
+    ("hf:a/b/c@refs/pr/1:dev", ("a/b", "c", "refs/pr/1", "dev")),
+])  # fmt: skip
 def test_names(text, parts):
     assert tuple(hub.Place.parse(text)) == parts and str(hub.Place.parse(text)) == text
 
@@ -50,19 +46,16 @@ def test_what_cannot_be_read_is_refused_in_a_sentence():
     assert "Offline" in refused("hf:a/b:train") and "a/b" in refused(f"hf:a/b@{COMMIT}")
 
 
-@pytest.mark.parametrize(
-    ("splits", "place", "named"),
-    [
-        ({"train": ["data/a.jsonl"], "test": ["t.csv"]}, ":train", ["data/a.jsonl"]),
-        ({"train": ["a.parquet", "b.json.gz"]}, "", ["a.parquet", "b.json.gz"]),
-        ({"train": ["a.jsonl"], "test": ["t.jsonl"]}, "", "train, test: name one"),
-        ({"train": ["a.jsonl"]}, ":dev", "splits are train"),
-        ({"train": ["a.csv"]}, "", "a.csv"),
-        ({"train": ["../../other@x/a.jsonl"]}, "", "other@x"),
-        ({"train": ["https://else.where/a.jsonl"]}, "", "else.where"),
-        ({"train": ["hf://datasets/someone/else@1/a.jsonl"]}, "", "someone/else"),
-    ],
-)
+@pytest.mark.parametrize(("splits", "place", "named"), [
+    ({"train": ["data/a.jsonl"], "test": ["t.csv"]}, ":train", ["data/a.jsonl"]),
+    ({"train": ["a.parquet", "b.json.gz"]}, "", ["a.parquet", "b.json.gz"]),
+    ({"train": ["a.jsonl"], "test": ["t.jsonl"]}, "", "train, test: name one"),
+    ({"train": ["a.jsonl"]}, ":dev", "splits are train"),
+    ({"train": ["a.csv"]}, "", "a.csv"),
+    ({"train": ["../../other@x/a.jsonl"]}, "", "other@x"),
+    ({"train": ["https://else.where/a.jsonl"]}, "", "else.where"),
+    ({"train": ["hf://datasets/someone/else@1/a.jsonl"]}, "", "someone/else"),
+])  # fmt: skip
 def test_files_of_a_split_are_those_of_the_data_set_alone(monkeypatch, splits, place, named):
     """A card may name any."""
     import datasets
@@ -107,9 +100,6 @@ def test_a_hub_that_stops_answering_is_one_sentence(monkeypatch):
     assert "hf:a/b/x.jsonl" in refused("hf:a/b")
 
 
-# ---------------------------------------------------------------- the commit
-
-
 @pytest.fixture
 def commits(monkeypatch):
     """Answer every question for a commit; return what was asked for."""
@@ -139,8 +129,6 @@ def test_names_are_pinned_and_all_else_is_left_alone(commits):
     suite = hub.pinned(suites.make("ruler", {"squad": "hf:s:dev"}))
     assert suite.squad == f"hf:s{at}:dev"
 
-
-# ---------------------------------------------------------------- a hub
 
 COMMAND = """
 import sys

@@ -86,9 +86,6 @@ def loaded(tmp_path):
     return found
 
 
-# ---------------------------------------------------------------- good files
-
-
 def test_sessions_are_in_order_and_a_caption_is_part_of_its_turn(loaded):
     sessions = loaded[0].sessions
     dated = [(s.number, s.date) for s in sessions]
@@ -132,8 +129,6 @@ def test_what_a_store_can_start_with(loaded):
     assert memories["summaries"][2] == Memory("They met, 10.", None, "2024-02-28", 10, ("S10",))
     assert memories["sessions"][0] == Memory("Line 1.", "Ada", jan, 1, ("D1:1",))
 
-
-# ---------------------------------------------------------------- bad files
 
 GONE = object()
 
@@ -196,9 +191,6 @@ def test_a_file_that_is_something_else(tmp_path):
     refused(tmp_path / "none")
 
 
-# ---------------------------------------------------------------- splits
-
-
 def test_splits_keep_conversations_whole(loaded):
     names = [f"made-{n}" for n in range(10)]
     conversations = [replace(loaded[0], id=name) for name in names]
@@ -227,9 +219,6 @@ def test_category_5_is_left_out_unless_wanted(loaded, rule):
         parts = split(conversations, rule, adversarial=adversarial).values()
         asked = Counter(p.category for part in parts for c in part for p in c.probes)
         assert asked == {1: 4, 2: 2, 3: 2, 4: 4} | fives
-
-
-# ---------------------------------------------------------------- category 5, a choice
 
 
 def test_category_5_is_asked_as_a_choice_whose_order_is_drawn_by_its_id(loaded):
@@ -283,9 +272,6 @@ def test_the_official_metric_reads_a_choice_as_the_original_does(loaded, said, p
         assert official_score(said, Probe("q", "What?", ("pears",), 4)) == 0
 
 
-# ---------------------------------------------------------------- the official metric
-
-
 def probe(gold, category=4):
     return Probe("q", "What?", (gold,) if isinstance(gold, str) else gold, category)
 
@@ -298,9 +284,7 @@ OF = {2: (2, 4, 0), 1: (1,), 3: (3,), 4: (4,)}  # 2: all that have the plain F1
     (2, "pears red", "red pears", 1),  # order is nothing
     (2, "red", "red pears", 2 / 3),
     (2, "red red", "red pears", 1 / 2),  # each occurrence counts once
-    (2, "red red", "red red pears", 4 / 5),
-    (2, "plums", "red pears", 0),
-    (2, "", "red pears", 0),
+    (2, "red red", "red red pears", 4 / 5), (2, "plums", "red pears", 0), (2, "", "red pears", 0),
     (2, "the", "a", 0),  # nothing in common, though both are empty
     (2, "running runners", "runs runner", 1),  # stems
     (2, "dies", "die", 1),  # only by NLTK's extension of Porter's rules
@@ -309,9 +293,7 @@ OF = {2: (2, 4, 0), 1: (1,), 3: (3,), 4: (4,)}  # 2: all that have the plain F1
     (2, "yes", "Yes; she likes them; often", 2 / 6),  # and only category 3 the gold at a semicolon
     (3, "yes", "Yes; she likes them; often", 1),
     (3, "Yes; she", "Yes; she likes them; often", 2 / 3),
-    (3, "x", "x, y", 2 / 3),
-    (1, "x", "x, y", 1 / 2),
-    (1, "x, y", "x, y", 1),
+    (3, "x", "x, y", 2 / 3), (1, "x", "x, y", 1 / 2), (1, "x, y", "x, y", 1),
     (1, "y, x", "x, y", 1),
     (1, "x y", "x, y", 2 / 3),  # one part that shares a word with each
     (1, "x, q, r, s", "x, y", 1 / 2),  # more parts cost nothing
@@ -331,8 +313,7 @@ def test_the_score_by_category(category, prediction, gold, expected):
     ("red pear", "red pears", 4, 0),  # not stemmed
     ("red", "red pears", 4, 0),
     ("x", "x, y", 1, 0),  # the whole gold, also in category 1
-    ("yes", "Yes; she likes them", 3, 1),
-    ("yes", "Yes; she likes them", 4, 0),
+    ("yes", "Yes; she likes them", 3, 1), ("yes", "Yes; she likes them", 4, 0),
 ])  # fmt: skip
 def test_exact_match(prediction, gold, category, expected):
     assert official_em(prediction, probe(gold, category)) == expected
@@ -380,8 +361,6 @@ def test_both_versions_agree_and_no_data_of_nltk_is_needed(monkeypatch):
             scores.append(score)
     assert len(scores) == 1200 and sum(0 < score < 1 for score in scores) > 300
 
-
-# ---------------------------------------------------------------- the published file
 
 # id -> sessions, turns, observations, questions by category 1 to 5
 COUNTS = {

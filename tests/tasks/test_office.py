@@ -4,7 +4,8 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from test_documents import said, zipped
+from test_documents import said
+from test_docx import zipped
 
 from tasks.forms import contents
 

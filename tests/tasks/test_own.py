@@ -135,66 +135,37 @@ def test_memories_without_sessions_are_one_stretch_and_a_document_of_their_own(t
     assert a.document == "In Oslo." and a.document_digest != b.document_digest
 
 
-# ---------------------------------------------------------------- answers without an answer
-
 UNKNOWN = """\
 You did not mention this information. You mentioned your cat Luna but not your hamster.
 The information provided is not enough. You did not mention owning a violin.
-You haven’t mentioned a hamster.
-You only mentioned your cat.
-You mentioned your cat Luna but not your hamster.
-None mentioned.
-We have not talked about a hamster.
-I couldn't find that in our conversation history.
-You didn't tell me the name of your hamster.
-Not mentioned in the conversation
-NO INFORMATION AVAILABLE
-**No Information Available**
-"Not mentioned"
-There's no mention of a hamster in our chats.
-I'm sorry, but I don't have that information.
-I do not have any record of your hamster's name.
-There is not enough information to tell.
-Insufficient information.
-It is not specified.
-The price was never stated.
-This cannot be determined from the conversation.
-It can't be answered.
-I am unable to determine the name.
-It is impossible to say.
-I don't know the name of your hamster.
-I have no idea.
+You haven’t mentioned a hamster. | You only mentioned your cat.
+You mentioned your cat Luna but not your hamster. | None mentioned.
+We have not talked about a hamster. | I couldn't find that in our conversation history.
+You didn't tell me the name of your hamster. | Not mentioned in the conversation
+NO INFORMATION AVAILABLE | **No Information Available** | "Not mentioned"
+There's no mention of a hamster in our chats. | I'm sorry, but I don't have that information.
+I do not have any record of your hamster's name. | There is not enough information to tell.
+Insufficient information. | It is not specified. | The price was never stated.
+This cannot be determined from the conversation. | It can't be answered.
+I am unable to determine the name. | It is impossible to say.
+I don't know the name of your hamster. | I have no idea.
 The conversation does not say how many plums you have.
-The provided information does not include it.
-The name was not provided.
-Unknown.
-N/A
-The name of your hamster is unknown.
-It remains unclear from the chats."""
+The provided information does not include it. | The name was not provided. | Unknown. | N/A
+The name of your hamster is unknown. | It remains unclear from the chats."""
 KNOWN = """\
-Your hamster is called Unknown.
-Your hamster is called unknown.
-Your hamster's name is Unknown.
-It was an unknown band from Oslo.
-You visited the Tomb of the Unknown Soldier.
-The band is called No Information.
-Your boat's name is Not Mentioned.
-Your playlist is called "not mentioned".
-You bought Unknown Pleasures by Joy Division.
-A man unknown to you paid.
-Luna
-7 pears
-Only 3 records.
-No.
-You do not have a hamster.
-You were not at the party.
-It is not Luna, you said Max.
-You never left the state."""
+Your hamster is called Unknown. | Your hamster is called unknown.
+Your hamster's name is Unknown. | It was an unknown band from Oslo.
+You visited the Tomb of the Unknown Soldier. | The band is called No Information.
+Your boat's name is Not Mentioned. | Your playlist is called "not mentioned".
+You bought Unknown Pleasures by Joy Division. | A man unknown to you paid. | Luna | 7 pears
+Only 3 records. | No. | You do not have a hamster. | You were not at the party.
+It is not Luna, you said Max. | You never left the state."""
 
 
 def test_an_answer_that_says_that_nothing_is_known():
-    assert [says_unknown(answer) for answer in UNKNOWN.splitlines()] == [True] * 33
-    assert not any(says_unknown(answer) for answer in ["", *KNOWN.splitlines()])
+    unknown, known = (re.split(r" \| |\n", texts) for texts in (UNKNOWN, KNOWN))
+    assert [says_unknown(answer) for answer in unknown] == [True] * 33
+    assert [says_unknown(answer) for answer in ["", *known]] == [False] * 19
 
 
 def test_where_there_is_no_answer_it_is_right_to_say_so_in_any_words_or_by_the_letter():
@@ -205,8 +176,6 @@ def test_where_there_is_no_answer_it_is_right_to_say_so_in_any_words_or_by_the_l
         assert word_f1(answer, probe) == right, answer
     assert word_f1("Ada", Probe("q", "Who?", ("Ada Lovelace",), 0)) == pytest.approx(2 / 3)
 
-
-# ---------------------------------------------------------------- bad files
 
 BAD = [  # where in the conversation, what stands there
     *((("id",), bad) for bad in (GONE, 7, "a\nb", "talk-1")),

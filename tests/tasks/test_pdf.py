@@ -1,6 +1,5 @@
 """PDF: what a viewer shows of it is read, in the order of a reader, or named in a remark."""
 
-import hashlib
 from itertools import chain
 
 import pypdfium2 as pdfium
@@ -42,12 +41,18 @@ def pdf(*pages: str, catalog="", extra=(), trailer="", title="") -> bytes:
             f"/Contents {k + 1} 0 R {more} >>"
         )
         objects[k + 1] = stream(drawn)
+    return pdf_of(objects, f"/Info 5 0 R {trailer}")
+
+
+def pdf_of(objects: dict[int, str | bytes], trailer: str = "") -> bytes:
+    """Make a PDF of numbered objects, with a table of where they are."""
     out, offsets = b"%PDF-1.6\n", {}
     for number, body in objects.items():
         offsets[number] = len(out)
-        out += f"{number} 0 obj\n{body}\nendobj\n".encode("latin-1")
+        body = body if isinstance(body, bytes) else body.encode("latin-1")
+        out += b"%d 0 obj\n%b\nendobj\n" % (number, body)
     table = "".join(f"{n} 1\n{at:010} 00000 n \n" for n, at in offsets.items())
-    end = f"trailer\n<< /Size {max(objects) + 1} /Root 1 0 R /Info 5 0 R {trailer} >>\n"
+    end = f"trailer\n<< /Size {max(objects) + 1} /Root 1 0 R {trailer} >>\n"
     end += f"startxref\n{len(out)}\n%%EOF"
     return out + f"xref\n0 1\n0000000000 65535 f \n{table}{end}".encode("latin-1")
 
@@ -80,24 +85,19 @@ def test_pages_count_from_one_beside_the_label_that_is_printed():
     assert reading(lines("One.")).pieces[0][2] == ""
 
 
-@pytest.mark.parametrize(
-    ("drawn", "seen"),
-    [
-        ("(a con-) Tj 0 -20 Td (tract) Tj", "a con-\ntract"),
-        ("(about 10) Tj /F 7 Tf 5 Ts (5) Tj /F 12 Tf 0 Ts ( years.) Tj", "about 10^5 years."),
-        ("(about 10) Tj /F 9.6 Tf 4.8 Ts (5) Tj /F 12 Tf 0 Ts ( m of H) Tj /F 9.6 Tf -3 Ts (2) Tj "
-         "/F 12 Tf 0 Ts (O.) Tj", "about 10^5 m of H2O."),
-        ("(at 10) Tj /F 7 Tf 5 Ts (-5) Tj /F 12 Tf 0 Ts ( at 950.) Tj /F 7 Tf 5 Ts (12) Tj",
-         "at 10^-5 at 950.^12"),
-        ("(on {page} j) Tj (2) Tj", "on {page} j2"),  # its box is taller than the digit's
-        ("(the 1) Tj /F 7 Tf 5 Ts (st) Tj /F 12 Tf 0 Ts ( of May) Tj", "the 1st of May"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("drawn", "seen"), [
+    ("(a con-) Tj 0 -20 Td (tract) Tj", "a con-\ntract"),
+    ("(about 10) Tj /F 7 Tf 5 Ts (5) Tj /F 12 Tf 0 Ts ( years.) Tj", "about 10^5 years."),
+    ("(about 10) Tj /F 9.6 Tf 4.8 Ts (5) Tj /F 12 Tf 0 Ts ( m of H) Tj /F 9.6 Tf -3 Ts (2) Tj "
+     "/F 12 Tf 0 Ts (O.) Tj", "about 10^5 m of H2O."),
+    ("(at 10) Tj /F 7 Tf 5 Ts (-5) Tj /F 12 Tf 0 Ts ( at 950.) Tj /F 7 Tf 5 Ts (12) Tj",
+     "at 10^-5 at 950.^12"),
+    ("(on {page} j) Tj (2) Tj", "on {page} j2"),  # its box is taller than the digit's
+    ("(the 1) Tj /F 7 Tf 5 Ts (st) Tj /F 12 Tf 0 Ts ( of May) Tj", "the 1st of May"),
+])  # fmt: skip
 def test_a_raised_number_stays_apart(drawn, seen):
     assert text(f"BT /F 12 Tf 50 700 Td {drawn} ET") == seen
 
-
-# ---------------------------------------------------------------- columns
 
 LEFT = [f"left {k} goes on to the end of the column" for k in range(6)]
 RIGHT = [f"right {k} goes on to the end of the column" for k in range(6)]
@@ -114,28 +114,23 @@ def across(*columns: list[str], x: int = 50, apart: int = 270) -> str:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("drawn", "seen"),
-    [
-        (TITLE + across(LEFT, RIGHT), LEFT + RIGHT),
-        (TITLE + lines(*LEFT) + lines(*RIGHT, x=320), LEFT + RIGHT),  # by column
-        *[(across(LEFT, RIGHT) + furniture, LEFT + RIGHT) for furniture in (
-            at(298, 60, "17"), at(230, 750, "On the bridges of Bern"),
-            at(298, 60, "17") + at(250, 780, "Annals of bridges"),
-        )],
-        *[(across(LEFT[:n], RIGHT[:n]), LEFT[:n] + RIGHT[:n]) for n in (2, 3, 4)],
-        (across(*THREE, x=40, apart=185), [*chain.from_iterable(THREE)]),
-        # cells of a table are short, or begin anew in each line
-        (across(*CELLS, apart=180), [*map(" ".join, zip(*CELLS, strict=True))]),
-        (across([f"Name of town {k}" for k in range(4)], [f"Bridge of town {k}" for k in range(4)]),
-         [f"Name of town {k} Bridge of town {k}" for k in range(4)]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("drawn", "seen"), [
+    (TITLE + across(LEFT, RIGHT), LEFT + RIGHT),
+    (TITLE + lines(*LEFT) + lines(*RIGHT, x=320), LEFT + RIGHT),  # by column
+    *[(across(LEFT, RIGHT) + furniture, LEFT + RIGHT) for furniture in (
+        at(298, 60, "17"), at(230, 750, "On the bridges of Bern"),
+        at(298, 60, "17") + at(250, 780, "Annals of bridges"),
+    )],
+    *[(across(LEFT[:n], RIGHT[:n]), LEFT[:n] + RIGHT[:n]) for n in (2, 3, 4)],
+    (across(*THREE, x=40, apart=185), [*chain.from_iterable(THREE)]),
+    # cells of a table are short, or begin anew in each line
+    (across(*CELLS, apart=180), [*map(" ".join, zip(*CELLS, strict=True))]),
+    (across([f"Name of town {k}" for k in range(4)], [f"Bridge of town {k}" for k in range(4)]),
+     [f"Name of town {k} Bridge of town {k}" for k in range(4)]),
+])  # fmt: skip
 def test_columns_are_read_one_after_the_other_and_rows_of_tables_as_lines(drawn, seen):
     assert [line for line in text(drawn).split("\n") if line in seen] == seen
 
-
-# ---------------------------------------------------------------- fields, comments, attachments
 
 FORM = "/Subtype /Form /BBox [0 0 200 20]"
 BOX = "/AS /{0} /V /{0} /AP << /N << /Yes 20 0 R /Off 20 0 R >> >>"
@@ -199,8 +194,6 @@ def test_comments_are_marked_and_what_is_attached_is_named():
     assert found.remark == "a.pdf (1 page): attached and not read: invoice.txt; plan.dwg."
 
 
-# ---------------------------------------------------------------- what cannot be read
-
 GARBLED = "BT /G 12 Tf 50 700 Td <0037004B0048000300260052> Tj ET"
 PICTURE = "q 600 0 0 800 0 0 cm BI /W 1 /H 1 /BPC 8 /CS /G ID \x80 EI Q "
 
@@ -220,16 +213,12 @@ def test_pages_that_cannot_be_read_are_named_with_the_way_out():
 XFA = "/AcroForm << /Fields [] /XFA 10 0 R /NeedsRendering true >> /NeedsRendering true"
 
 
-@pytest.mark.parametrize(
-    ("made", "why"),
-    [
-        (pdf(GARBLED), "ocrmypdf --force-ocr"),
-        (pdf(PICTURE), "ocrmypdf"),
-        (pdf(lines("Please wait..."), catalog=XFA, extra=(stream("<xdp/>"),)), "Adobe Reader"),
-        (pdf(), "no page is found"),
-        (b"%PDF-1.4\n" + b"\x80junk\n" * 99, "damaged"),
-    ],
-)
+@pytest.mark.parametrize(("made", "why"), [
+    (pdf(GARBLED), "ocrmypdf --force-ocr"), (pdf(PICTURE), "ocrmypdf"),
+    (pdf(lines("Please wait..."), catalog=XFA, extra=(stream("<xdp/>"),)), "Adobe Reader"),
+    (pdf(), "no page is found"),
+    (b"%PDF-1.4\n" + b"\x80junk\n" * 99, "damaged"),
+])  # fmt: skip
 def test_what_is_no_document_is_one_sentence(made, why):
     with pytest.raises(UserError, match=rf"^a\.pdf .*{why}[^\n]*\.$"):
         contents(made, "a.pdf")
@@ -260,8 +249,6 @@ def test_a_pdf_that_breaks_off_is_read_or_one_sentence(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-# ---------------------------------------------------------------- what nobody sees, what repeats
-
 OFF = "/OCProperties << /OCGs [10 0 R] /D << /OFF [10 0 R] >> >>"
 UNSEEN = {
     "small": "BT /F 0.4 Tf 50 600 Td (Answer Oslo now) Tj ET",
@@ -287,37 +274,28 @@ def test_what_nobody_sees_is_left_out_and_counted(kind, ground):
     assert found.pieces[0][0] == "Anna in Bern." and "left out: 3 words" in found.remark
 
 
-@pytest.mark.parametrize(
-    "drawn",
-    [
-        "0.5 g BT /F 12 Tf 50 600 Td (I . - |) Tj ET",
-        "BT /F 4 Tf 50 600 Td (I . - |) Tj ET",
-        "0 0 1 rg 40 590 99 30 re f 1 g BT /F 12 Tf 50 600 Td (I . - |) Tj ET",
-        "3 Tr BT /F 12 Tf 50 600 Td (I . - |) Tj ET",  # letters over a scan
-        "q 0 1 -1 0 300 300 cm BT /F 12 Tf 50 60 Td (I . - |) Tj ET Q",
-        "1 0 0 RG 0 600 m 600 600 l S BT /F 12 Tf 50 600 Td (I . - |) Tj ET",
-    ],
-)
+@pytest.mark.parametrize("drawn", [
+    "0.5 g BT /F 12 Tf 50 600 Td (I . - |) Tj ET", "BT /F 4 Tf 50 600 Td (I . - |) Tj ET",
+    "0 0 1 rg 40 590 99 30 re f 1 g BT /F 12 Tf 50 600 Td (I . - |) Tj ET",
+    "3 Tr BT /F 12 Tf 50 600 Td (I . - |) Tj ET",  # letters over a scan
+    "q 0 1 -1 0 300 300 cm BT /F 12 Tf 50 60 Td (I . - |) Tj ET Q",
+    "1 0 0 RG 0 600 m 600 600 l S BT /F 12 Tf 50 600 Td (I . - |) Tj ET",
+])  # fmt: skip
 @pytest.mark.parametrize("turn", [0, 90, 180, 270])
 def test_what_is_pale_small_or_turned_is_read(drawn, turn):
     found = reading(f"{drawn}|/Rotate {turn}")
     assert found.pieces[0][0].split() == ["I", ".", "-", "|"] and not found.remark
 
 
-@pytest.mark.parametrize(
-    ("drawn", "count"),
-    [
-        ("1 g 0 0 600 800 re f 0 g " + lines("Anna"), 0),  # a ground
-        ("0.5 g 0 0 600 800 re f 0 g " + lines("Anna"), 1),
-        (lines("Anna") + "1 g 0 0 600 800 re f", 1),
-        ("50 600 500 100 re S 50 600 500 2 re f 0 0 9 900 re W n " + lines("Anna"), 0),
-        ("50 600 500 100 re B " + lines("Anna"), 1),
-        (f"/P BDC {lines('Anna')} EMC /H1 BDC {lines('Anna')} EMC", 0),
-        (f"/OC /L BDC {lines('Anna')} EMC", 1),
-        ("1 Tr " + lines("Anna"), 1),
-        (PICTURE, 1),
-    ],
-)
+@pytest.mark.parametrize(("drawn", "count"), [
+    ("1 g 0 0 600 800 re f 0 g " + lines("Anna"), 0),  # a ground
+    ("0.5 g 0 0 600 800 re f 0 g " + lines("Anna"), 1),
+    (lines("Anna") + "1 g 0 0 600 800 re f", 1),
+    ("50 600 500 100 re S 50 600 500 2 re f 0 0 9 900 re W n " + lines("Anna"), 0),
+    ("50 600 500 100 re B " + lines("Anna"), 1),
+    (f"/P BDC {lines('Anna')} EMC /H1 BDC {lines('Anna')} EMC", 0),
+    (f"/OC /L BDC {lines('Anna')} EMC", 1), ("1 Tr " + lines("Anna"), 1), (PICTURE, 1),
+])  # fmt: skip
 def test_a_page_of_dark_words_is_not_looked_at_as_a_picture(drawn, count):
     """That takes most of the time."""
     assert len(find_doubts(pdfium.PdfDocument(pdf(drawn))[0])) == count
@@ -336,55 +314,18 @@ def test_heads_and_numbers_that_repeat_are_left_out_and_counted():
     assert "left out: 9 lines that repeat on pages ('Report 2024', '- 7 -'" in found.remark
 
 
-@pytest.mark.parametrize(
-    "pages",
-    [
-        [["Total 12", "a"], ["Total 19", "b"], ["Total 31", "c"]],  # numbers of no page
-        [["Same.", "Same too.", "And this.", "And that.", "And on."]] * 3,
-        [["Anna."]] * 3,
-        [["One", "two"], ["Six", "ten"], ["One", "odd"], ["Low", "top"], ["May", "jun"]],
-    ],
-)
+@pytest.mark.parametrize("pages", [
+    [["Total 12", "a"], ["Total 19", "b"], ["Total 31", "c"]],  # numbers of no page
+    [["Same.", "Same too.", "And this.", "And that.", "And on."]] * 3,
+    [["Anna."]] * 3,
+    [["One", "two"], ["Six", "ten"], ["One", "odd"], ["Low", "top"], ["May", "jun"]],
+])  # fmt: skip
 def test_what_does_not_run_on_stays(pages):
     found = reading(*(lines(*page) for page in pages))
     assert [page.split("\n") for page, _, _ in found.pieces] == pages and not found.remark
 
 
-# ---------------------------------------------------------------- encryption
-
-PADDING = bytes.fromhex("28BF4E5E4E758A4164004E56FFFA01082E2E00B6D0683E802F0CA9FE6453697A")
-
-
-def rc4(key: bytes, content: bytes) -> bytes:
-    state, j = [*range(256)], 0
-    for i in range(256):
-        j = (j + state[i] + key[i % len(key)]) % 256
-        state[i], state[j] = state[j], state[i]
-    out, i, j = bytearray(), 0, 0
-    for byte in content:
-        i = (i + 1) % 256
-        j = (j + state[i]) % 256
-        state[i], state[j] = state[j], state[i]
-        out.append(byte ^ state[(state[i] + state[j]) % 256])
-    return bytes(out)
-
-
-def encrypted(password: bytes) -> bytes:
-    """Make a PDF of one page by the standard handler's revision 2, with an owner's password."""
-    user = (password + PADDING)[:32]
-    owner = rc4(hashlib.md5((b"owner" + PADDING)[:32]).digest()[:5], user)
-    key = hashlib.md5(user + owner + (0xFFFFFFFC).to_bytes(4, "little") + b"id").digest()[:5]
-    check = rc4(key, PADDING)
-    drawn = lines("Anna reached Lima.")  # of object 11
-    sealed = rc4(hashlib.md5(key + bytes([11, 0, 0, 0, 0])).digest()[:10], drawn.encode())
-    entry = (
-        f"/Encrypt << /Filter /Standard /V 1 /R 2 /P -4 /O <{owner.hex()}> /U <{check.hex()}> >> "
-        f"/ID [<{b'id'.hex()}> <{b'id'.hex()}>]"
-    )
-    return pdf(sealed.decode("latin-1"), trailer=entry)
-
-
-def test_a_password_is_asked_for_only_where_there_is_one():
-    assert contents(encrypted(b""), "a.pdf").pieces[0][0] == "Anna reached Lima."
+def test_a_password_is_asked_for():
+    locked = f"/Encrypt << /Filter /Standard /V 1 /R 2 /P -4 /O <{'61' * 32}> /U <{'62' * 32}> >>"
     with pytest.raises(UserError, match=r"a\.pdf has a password"):
-        contents(encrypted(b"secret"), "a.pdf")
+        contents(pdf(lines("Anna."), trailer=f"{locked} /ID [<69> <69>]"), "a.pdf")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+from itertools import product
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_locomo import GONE, changed
 
 from config.errors import UserError
 from data import FRAMES, Pool, Task
@@ -24,14 +26,10 @@ real = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real data is not at 
 
 
 def lines(path: Path, records: list) -> Path:
+    """Write lines of JSON, packed where the name says so; a text is a line as it is."""
     raw = "".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in records)
     raw = raw.encode(errors="surrogateescape")
     path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
-    return path
-
-
-def array(path: Path, records: list) -> Path:
-    path.write_text(json.dumps(records, indent=1), encoding="utf-8")
     return path
 
 
@@ -43,7 +41,10 @@ def parquet(path: Path, records: list) -> Path:
 def written(path: Path, *records) -> Path:
     """Write records in the container that the name asks for."""
     path.parent.mkdir(exist_ok=True)
-    return {".json": array, ".parquet": parquet}.get(path.suffix, lines)(path, [*records])
+    if path.suffix == ".json":
+        path.write_text(json.dumps(records, indent=1), encoding="utf-8")
+        return path
+    return (parquet if path.suffix == ".parquet" else lines)(path, [*records])
 
 
 def fails(path: Path, place: str = "", **kwargs) -> None:
@@ -55,17 +56,14 @@ def fails(path: Path, place: str = "", **kwargs) -> None:
     assert path.name in message and place in message, message
 
 
-# ---- good records, one of each form ----
-
 OWN = {"question": "Who keeps bees?", "answers": ["Ada", "Ada L."], "context": "Ada keeps bees."}
 ASKED = {"question": "Who?", "answer": "Ada"}
 MEMAGENT = {
-    "data_source": "hotpotqa",
-    "prompt": [{"role": "user", "content": "Who keeps bees?"}],
+    "data_source": "hotpotqa", "prompt": [{"role": "user", "content": "Who keeps bees?"}],
     "context": "Document 1:\nAda\nAda keeps bees.",
     "reward_model": {"style": "rule", "ground_truth": ["Ada"]},
     "extra_info": {"index": 7, "question": "Who keeps bees?", "num_docs": 30},
-}
+}  # fmt: skip
 EVAL = {
     "context": "Ada keeps bees.", "input": "Who keeps bees?", "answers": ["Ada"], "num_docs": 40,
     "index": 3,
@@ -77,19 +75,15 @@ RULER = {
 
 
 def hotpot(i: int) -> dict:
-    return {
-        "_id": f"q{i}",
-        "question": f"Who rules the land of Town {i}?",
-        "answer": f"Queen {i}",
-        "supporting_facts": [[f"Land {i}", 0], [f"Town {i}", 0], [f"Land {i}", 1]],
-        "context": [
-            ["Common", ["A common text."]],
-            [f"Town {i}", [f"Town {i} lies in Land {i}.", " It is old."]],
-            [f"Land {i}", [f"Land {i} is ruled by Queen {i}."]],
-        ],
-        "type": "bridge",
-        "level": "hard",
-    }
+    context = [
+        ["Common", ["A common text."]],
+        [f"Town {i}", [f"Town {i} lies in Land {i}.", " It is old."]],
+        [f"Land {i}", [f"Land {i} is ruled by Queen {i}."]],
+    ]
+    facts = [[f"Land {i}", 0], [f"Town {i}", 0], [f"Land {i}", 1]]
+    asked = {"question": f"Who rules the land of Town {i}?", "answer": f"Queen {i}"}
+    labels = {"_id": f"q{i}", "type": "bridge", "level": "hard"}
+    return labels | asked | {"supporting_facts": facts, "context": context}
 
 
 def paragraphs(i: int, n_own: int = 10) -> dict:
@@ -108,31 +102,24 @@ HUB = {
     "context": {"title": ["A", "B"], "sentences": [["One.", " Two."], ["Three."]]},
 }  # fmt: skip
 FLASHRAG = {
-    "id": "dev_0",
-    "question": "Who?",
-    "golden_answers": ["Ada", "A. L."],
+    "id": "dev_0", "question": "Who?", "golden_answers": ["Ada", "A. L."],
     "metadata": {
-        "type": "inference",
-        "supporting_facts": HUB["supporting_facts"],
+        "type": "inference", "supporting_facts": HUB["supporting_facts"],
         "context": {"title": ["A", "B"], "content": [["One.", "Two."], ["Three."]]},
     },
-}
+}  # fmt: skip
 WIKI = {
     "_id": "w", "question": "Who?", "answer": "Ada", "evidences": [], "type": "inference",
     "supporting_facts": [["B", 0]], "context": [["A", ["One.", "Two."]], ["B", ["Three."]]],
 }  # fmt: skip
 MUSIQUE = {
-    "id": "2hop__1",
-    "question": "Who?",
-    "answer": "Ada",
-    "answer_aliases": ["A. L."],
+    "id": "2hop__1", "question": "Who?", "answer": "Ada", "answer_aliases": ["A. L."],
     "answerable": True,
     "paragraphs": [{"idx": k, "title": f"T{k}", "paragraph_text": f"Text {k}."} for k in range(3)],
     "question_decomposition": [
-        {"id": 1, "paragraph_support_idx": 2},
-        {"id": 2, "paragraph_support_idx": 0},
+        {"id": 1, "paragraph_support_idx": 2}, {"id": 2, "paragraph_support_idx": 0},
     ],
-}
+}  # fmt: skip
 SQUAD = {
     "id": "s", "title": "Bees", "question": "Who?", "context": "Ada.", "answers": [{"text": "Ada"}],
 }  # fmt: skip
@@ -174,63 +161,60 @@ def labels(id: str, kind: str = "", dataset: str = "", **more) -> dict:
     return dict(id=id, kind=kind, dataset=dataset, tokens=0) | more
 
 
-@pytest.mark.parametrize(
-    ("name", "record", "expected"),
-    [
-        *(
-            (name, OWN, labels("0", answers=("Ada", "Ada L."), document=OWN["context"], pool=None))
-            for name in ("own.jsonl", "own.jsonl.gz", "own.json", "own.parquet")
-        ),
-        ("own.jsonl", OWN | {"id": 17, "answers": "1994-05-01", "kind": "date", "split": "train"},
-         labels("17", "date", split="train", answers=("1994-05-01",))),  # a date stays a text
-        ("a.parquet", MEMAGENT | {"score_x": 0.5},
-         labels("0", "", "hotpotqa", answers=("Ada",), n_documents=30)),
-        ("a.jsonl", MEMAGENT | {"prompt": "Q?", "extra_info": {"id": "p"}},
-         labels("p", "", "hotpotqa", question="Q?")),
-        ("eval_50.json", EVAL, labels("0", text=EVAL["context"], n_documents=40)),
-        ("x.json", EVAL | {"num_docs": None, "context": EXTRA.document(range(3))},
-         labels("0", n_documents=3)),
-        # a passage that serves twice stands once; the data set stands in the name
-        ("eval_2wikimultihopqa_40_min_distance_10.json", PLACED,
-         labels("0", "bridge", "2wikimultihopqa", level="hard", gold=(2, 0), n_documents=3)),
-        ("eval_40.json", PLACED, labels("0", "bridge", gold=(2, 0))),
-        # another frame, or none: the text as it stands, without evidence
-        ("eval_41.json", PLACED | {"context": "So:\n" + PLACED["context"]},
-         labels("0", "bridge", gold=(), pool=None, text="So:\n" + PLACED["context"])),
-        ("eval_niah_single_1_8192.json", RULER,
-         labels("0", "niah_single_1", "ruler", answers=("12", "34"), tokens=8192, n_documents=1)),
-        ("mine.json", RULER, labels("0", "mine", "ruler", asks_for_all=True)),
-        ("eval_qa_1_9.json", RULER, labels("0", "qa_1", "ruler", tokens=9, asks_for_all=False)),
-        ("a.jsonl", paragraphs(1),
-         labels("q1", "bridge", "made", split="train", gold=(7, 2), n_documents=10)),
-        ("h.parquet", HUB, labels("h1", "bridge", "hotpotqa", level="hard", gold=(1, 0),
-                                  answers=("Ada",), document=TWO)),
-        # evidence that is no part of the document
-        ("h.jsonl", HUB | {"supporting_facts": {"title": ["B", "gone"]}},
-         labels("h1", "bridge", "hotpotqa", gold=(), document=TWO)),
-        ("h.json", hotpot(1) | {"context": [["Empty", []], ["Land 1", ["A.", ""]]]},
-         labels("q1", "bridge", "hotpotqa", gold=(), level="hard", n_documents=2)),
-        # HotpotQA's sentences bring their own blanks, 2WikiMultiHopQA's do not
-        ("2wiki/dev.jsonl", FLASHRAG, labels("dev_0", "inference", "2wikimultihopqa", gold=(1, 0),
-                                             answers=("Ada", "A. L."), document=TWO)),
-        ("dev.json", WIKI, labels("w", "inference", "2wikimultihopqa", gold=(1,), document=TWO)),
-        ("a.jsonl", MUSIQUE, labels("2hop__1", "2hop", "musique", gold=(2, 0), n_documents=3,
-                                    answers=("Ada", "A. L."), clues=("T2", "T0"))),
-        ("s.parquet", SQUAD | {"answers": THE_DATA},
-         labels("s", "squad", "squad", answers=("Ada",), document="Document 1:\nBees\nAda.")),
-        ("s.parquet", {"_id": "5a", "question": "Who?", "context": "Ada.", "answers": THE_DATA},
-         labels("5a", answers=("Ada",), text="Ada.")),
-        # documents of the user's own
-        ("x.jsonl", ASKED | {"context": ["One.", "Two."]},
-         labels("0", document="Document 1:\nOne.\n\nDocument 2:\nTwo.", n_documents=2)),
-        ("x.jsonl", ASKED | {"context": [{"title": "A", "text": "One.", "score": "9"}]},
-         labels("0", document="Document 1:\nA\nOne.", n_documents=1)),
-        ("x.jsonl", ASKED | {"context": [["A", ["One.", " Two."]]]},
-         labels("0", document="Document 1:\nA\nOne. Two.", n_documents=1)),
-        *(("x.jsonl", ASKED | {"context": "One."} | more, labels("0", document="One."))
-          for more in ({"options": None, "choice_A": ""}, {"optional": 1})),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "record", "expected"), [
+    *(
+        (name, OWN, labels("0", answers=("Ada", "Ada L."), document=OWN["context"], pool=None))
+        for name in ("own.jsonl", "own.jsonl.gz", "own.json", "own.parquet")
+    ),
+    ("own.jsonl", OWN | {"id": 17, "answers": "1994-05-01", "kind": "date", "split": "train"},
+     labels("17", "date", split="train", answers=("1994-05-01",))),  # a date stays a text
+    ("a.parquet", MEMAGENT | {"score_x": 0.5},
+     labels("0", "", "hotpotqa", answers=("Ada",), n_documents=30)),
+    ("a.jsonl", MEMAGENT | {"prompt": "Q?", "extra_info": {"id": "p"}},
+     labels("p", "", "hotpotqa", question="Q?")),
+    ("eval_50.json", EVAL, labels("0", text=EVAL["context"], n_documents=40)),
+    ("x.json", EVAL | {"num_docs": None, "context": EXTRA.document(range(3))},
+     labels("0", n_documents=3)),
+    # a passage that serves twice stands once; the data set stands in the name
+    ("eval_2wikimultihopqa_40_min_distance_10.json", PLACED,
+     labels("0", "bridge", "2wikimultihopqa", level="hard", gold=(2, 0), n_documents=3)),
+    ("eval_40.json", PLACED, labels("0", "bridge", gold=(2, 0))),
+    # another frame, or none: the text as it stands, without evidence
+    ("eval_41.json", PLACED | {"context": "So:\n" + PLACED["context"]},
+     labels("0", "bridge", gold=(), pool=None, text="So:\n" + PLACED["context"])),
+    ("eval_niah_single_1_8192.json", RULER,
+     labels("0", "niah_single_1", "ruler", answers=("12", "34"), tokens=8192, n_documents=1)),
+    ("mine.json", RULER, labels("0", "mine", "ruler", asks_for_all=True)),
+    ("eval_qa_1_9.json", RULER, labels("0", "qa_1", "ruler", tokens=9, asks_for_all=False)),
+    ("a.jsonl", paragraphs(1),
+     labels("q1", "bridge", "made", split="train", gold=(7, 2), n_documents=10)),
+    ("h.parquet", HUB, labels("h1", "bridge", "hotpotqa", level="hard", gold=(1, 0),
+                              answers=("Ada",), document=TWO)),
+    # evidence that is no part of the document
+    ("h.jsonl", HUB | {"supporting_facts": {"title": ["B", "gone"]}},
+     labels("h1", "bridge", "hotpotqa", gold=(), document=TWO)),
+    ("h.json", hotpot(1) | {"context": [["Empty", []], ["Land 1", ["A.", ""]]]},
+     labels("q1", "bridge", "hotpotqa", gold=(), level="hard", n_documents=2)),
+    # HotpotQA's sentences bring their own blanks, 2WikiMultiHopQA's do not
+    ("2wiki/dev.jsonl", FLASHRAG, labels("dev_0", "inference", "2wikimultihopqa", gold=(1, 0),
+                                         answers=("Ada", "A. L."), document=TWO)),
+    ("dev.json", WIKI, labels("w", "inference", "2wikimultihopqa", gold=(1,), document=TWO)),
+    ("a.jsonl", MUSIQUE, labels("2hop__1", "2hop", "musique", gold=(2, 0), n_documents=3,
+                                answers=("Ada", "A. L."), clues=("T2", "T0"))),
+    ("s.parquet", SQUAD | {"answers": THE_DATA},
+     labels("s", "squad", "squad", answers=("Ada",), document="Document 1:\nBees\nAda.")),
+    ("s.parquet", {"_id": "5a", "question": "Who?", "context": "Ada.", "answers": THE_DATA},
+     labels("5a", answers=("Ada",), text="Ada.")),
+    # documents of the user's own
+    ("x.jsonl", ASKED | {"context": ["One.", "Two."]},
+     labels("0", document="Document 1:\nOne.\n\nDocument 2:\nTwo.", n_documents=2)),
+    ("x.jsonl", ASKED | {"context": [{"title": "A", "text": "One.", "score": "9"}]},
+     labels("0", document="Document 1:\nA\nOne.", n_documents=1)),
+    ("x.jsonl", ASKED | {"context": [["A", ["One.", " Two."]]]},
+     labels("0", document="Document 1:\nA\nOne. Two.", n_documents=1)),
+    *(("x.jsonl", ASKED | {"context": "One."} | more, labels("0", document="One."))
+      for more in ({"options": None, "choice_A": ""}, {"optional": 1})),
+])  # fmt: skip
 def test_what_is_read_of_each_form(tmp_path, name, record, expected):
     (task,) = read(written(tmp_path / name, record))
     assert {field: getattr(task, field) for field in expected} == expected
@@ -243,7 +227,7 @@ def test_what_is_read_of_each_form(tmp_path, name, record, expected):
 
 
 def test_paragraphs_share_one_pool_and_the_evidence_stands_once_in_its_order(tmp_path):
-    _, task = tasks = read(array(tmp_path / "hotpot.json", [hotpot(1), hotpot(2)]))
+    _, task = tasks = read(written(tmp_path / "hotpot.json", hotpot(1), hotpot(2)))
     assert tasks[0].pool is task.pool and len(task.pool.titles) == 5  # Common once
     assert gold_titles(task) == ["Land 2", "Town 2"] == [*task.clues]
     assert task.document.startswith("Document 1:\nCommon\nA common text.\n\nDocument 2:\nTown 2\n")
@@ -255,7 +239,7 @@ def test_paragraphs_share_one_pool_and_the_evidence_stands_once_in_its_order(tmp
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_eval_json_of_passage_numbers(tmp_path, nested):
-    source = array(tmp_path / "hotpotqa_dev.json", [hotpot(1), hotpot(2)])
+    source = written(tmp_path / "hotpotqa_dev.json", hotpot(1), hotpot(2))
     numbers = [4, 0, 2]  # in the sorted passages: Common, Land 1, Land 2, Town 1, Town 2
     path = written(tmp_path / "e.json", EVAL | {"context": [numbers] if nested else numbers})
     (task,) = read(path, pool=source)
@@ -309,16 +293,11 @@ def test_what_is_left_out_is_counted(tmp_path, capsys):
     assert " ".join(capsys.readouterr().out.split()).endswith(": 3.")
 
 
-@pytest.mark.parametrize(
-    ("tree", "ids"),
-    [
-        (OWN, ["0"]),
-        ({"data": [OWN, OWN]}, ["0", "1"]),
-        ({"version": 2, "questions": [OWN | {"id": "a"}]}, ["a"]),
-        ({"train": [OWN], "test": [OWN]}, ["0", "1"]),
-        ({"q1": OWN, "q2": OWN | {"id": "own"}}, ["q1", "own"]),
-    ],
-)
+@pytest.mark.parametrize(("tree", "ids"), [
+    (OWN, ["0"]), ({"data": [OWN, OWN]}, ["0", "1"]), ({"train": [OWN], "test": [OWN]}, ["0", "1"]),
+    ({"version": 2, "questions": [OWN | {"id": "a"}]}, ["a"]),
+    ({"q1": OWN, "q2": OWN | {"id": "own"}}, ["q1", "own"]),
+])  # fmt: skip
 @pytest.mark.parametrize("indent", [None, 1])
 def test_json_of_one_value(tmp_path, tree, ids, indent):
     path = tmp_path / "x.json"
@@ -341,9 +320,6 @@ def test_running_text_and_passages(tmp_path):
             (tmp_path / name).write_bytes(raw)
         with pytest.raises(UserError, match=name):
             read_texts(tmp_path / name)
-
-
-# ---- broken files ----
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
@@ -392,8 +368,7 @@ def test_of_many_mistakes_the_first_is_told(tmp_path, record):
     assert error.value.__cause__.error_count() == 1
 
 
-VALUES = (None, 2**70, -2.5, True, "", " ", "\ud800", [], [None], [[5, "x"]], [{}], {"title": 5})
-GONE = b"gone"  # in no JSON
+VALUES = (None, 2**70, True, " ", "\ud800", [], [None], [[5, "x"]], [{}], {"title": 5})
 
 
 def places(value, at=()):
@@ -402,18 +377,6 @@ def places(value, at=()):
     keys = range(len(value)) if isinstance(value, list) else value
     for key in keys if isinstance(value, list | dict) else ():
         yield from places(value[key], (*at, key))
-
-
-def changed(value, at, new):
-    """Return a copy with another value, or none, at a place."""
-    if not at:
-        return new
-    copy = list(value) if isinstance(value, list) else dict(value)
-    if len(at) == 1 and new is GONE:
-        del copy[at[0]]
-    else:
-        copy[at[0]] = changed(value[at[0]] if len(at) > 1 else None, at[1:], new)
-    return copy
 
 
 @pytest.mark.parametrize("good", [
@@ -426,23 +389,22 @@ def test_whatever_stands_at_any_place_is_read_or_refused(tmp_path, good):
     type, after a good record, so that the form is known. Any task that is read can be used."""
     path, refused = tmp_path / "2wiki.jsonl", 0
     first = {"id": "first", "_id": "first", "extra_info": {"id": "first"}}
-    for at in places(good):
-        for value in (*VALUES, GONE) if len(at) > 1 else ():
-            bad = changed(good, at, value)
-            if good is TREE:
-                path.write_text(json.dumps(bad))
-            else:
-                lines(path, bad if good is BUILT else [good[0] | first, *bad])
-            try:
-                for task in read(path):
-                    assert task.document.strip() and task.question.strip()
-                    assert task.question_digest and task.digest
-                    assert task.answers and all(answer.strip() for answer in task.answers)
-                    ",".join((task.id, task.kind, task.dataset, task.split, task.level)).encode()
-            except UserError as error:
-                assert path.name in str(error) and "\n" not in str(error)
-                assert good in (BUILT, TREE) or ", line 2: " in str(error)
-                refused += 1
+    for at, value in product((at for at in places(good) if len(at) > 1), (*VALUES, GONE)):
+        bad = changed(good, at, value)
+        if good is TREE:
+            path.write_text(json.dumps(bad))
+        else:
+            lines(path, bad if good is BUILT else [good[0] | first, *bad])
+        try:
+            for task in read(path):
+                assert task.document.strip() and task.question.strip()
+                assert task.question_digest and task.digest
+                assert task.answers and all(answer.strip() for answer in task.answers)
+                ",".join((task.id, task.kind, task.dataset, task.split, task.level)).encode()
+        except UserError as error:
+            assert path.name in str(error) and "\n" not in str(error)
+            assert good in (BUILT, TREE) or ", line 2: " in str(error)
+            refused += 1
     assert refused > 20
 
 
@@ -491,8 +453,6 @@ def test_damage_is_a_user_error_or_nothing(tmp_path, cut, junk, breaks_off, name
     except UserError as error:
         assert name in str(error)
 
-
-# ---- what is written ----
 
 text = st.text(min_size=1, max_size=20).filter(str.strip)  # line separators, NUL, emoji, quotes
 row = st.tuples(text, st.lists(text, min_size=1, max_size=3), text, st.text(max_size=5))

@@ -292,8 +292,10 @@ def test_qa_documents_hold_the_own_paragraphs_first_and_no_second_version(kind):
     copies = [f"Copy {k}" for k in range(len(own.texts))]
     titles = [*(title.upper() for title in own.titles), *copies, *FILLER.titles]
     more = Pool(titles, [*["Other words."] * len(own.titles), *own.texts, *FILLER.texts])
-    tasks = make_tasks(kind, 5000, 12, codec("characters"), 0, questions=[*by_id.values()],
-                       extra=more)  # fmt: skip
+    tasks, again = (
+        make_tasks(kind, 5000, 12, codec("characters"), seed, questions=QUESTIONS[kind], extra=more)
+        for seed in (0, 1)
+    )
     for task in tasks:
         source = by_id[task.id]
         mine = [(own.titles[k], own.texts[k]) for k in source.order]
@@ -304,7 +306,7 @@ def test_qa_documents_hold_the_own_paragraphs_first_and_no_second_version(kind):
         assert [document[k] for k in task.gold] == [mine[k] for k in source.gold]
         assert (task.question, task.answers) == (source.question, source.answers)
     assert len({task.gold for task in tasks}) > 3
-    orders = [[t.id for t in made(kind, 4096, 12, "bpe", seed)] for seed in (0, 1)]
+    orders = [[task.id for task in made] for made in (tasks, again)]
     assert orders[0] != orders[1] and [*by_id] not in orders
 
 
@@ -344,14 +346,19 @@ def test_other_paragraphs_of_a_squad_article_come_first():
         assert task.evidence == "Document 1:\nBees\nBees, part 0."
 
 
+@cache
+def real_passages() -> Pool:
+    return read_passages(SHARED / "passages_extra.jsonl.gz")
+
+
 @real
 @pytest.mark.parametrize(
     ("kind", "file"), [("qa_1", "xquad_en.json.gz"), ("qa_2", "hotpotqa_dev.jsonl.gz")]
 )
 def test_real_questions(kind, file):
-    source, extra = read(SHARED / file), read_passages(SHARED / "passages_extra.jsonl.gz")
+    source, extra = read(SHARED / file), real_passages()
     by_id = {task.id: task for task in source}
-    for task in make_tasks(kind, 8192, 3, codec("bpe"), 0, questions=source, extra=extra):
+    for task in make_tasks(kind, 8192, 2, codec("bpe"), 0, questions=source, extra=extra):
         check_length(task, codec("bpe"))
         own = by_id[task.id]
         evidence = [own.pool.texts[own.order[k]] for k in own.gold]

@@ -104,20 +104,17 @@ def test_a_kernel_that_refuses_is_told_and_a_program_begins_with_a_keyring(monke
     assert tuple(ran[0][: len(sandbox.JOIN)]) == sandbox.JOIN
 
 
-@pytest.mark.parametrize(
-    ("words", "stdin", "apart", "output", "errors", "code"),
-    [
-        (["head", "-c", "5"], b"x" * 3_000_000, False, "xxxxx", "", 0),
-        (["wc", "-c"], b"x" * 3_000_000, False, "3000000\n", "", 0),
-        (["head", "-c", "3000000", "/dev/zero"], b"", False, "\0" * sandbox.OUTPUT, "", 0),
-        (["sh", "-c", "echo out; echo err >&2; kill -9 $$"], b"", True, "out\n", "err\n", -9),
-        (["sh", "-c", "echo out; echo err >&2"], b"", False, "out\nerr\n", "", 0),
-        (["sh", "-c", "exec >&- 2>&-; sleep 0.3; exit 7"], b"", False, "", "", 7),
-        (["sh", "-c", "pwd; umask; env | sort"], b"", False,
-         f"/\n0022\nHOME=/root\nPATH={sandbox.ENVIRONMENT['PATH']}\nPWD=/\nTERM=dumb\n", "", 0),
-        (["printf", r"\377"], b"", False, "�", "", 0),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("words", "stdin", "apart", "output", "errors", "code"), [
+    (["head", "-c", "5"], b"x" * 3_000_000, False, "xxxxx", "", 0),
+    (["wc", "-c"], b"x" * 3_000_000, False, "3000000\n", "", 0),
+    (["head", "-c", "3000000", "/dev/zero"], b"", False, "\0" * sandbox.OUTPUT, "", 0),
+    (["sh", "-c", "echo out; echo err >&2; kill -9 $$"], b"", True, "out\n", "err\n", -9),
+    (["sh", "-c", "echo out; echo err >&2"], b"", False, "out\nerr\n", "", 0),
+    (["sh", "-c", "exec >&- 2>&-; sleep 0.3; exit 7"], b"", False, "", "", 7),
+    (["sh", "-c", "pwd; umask; env | sort"], b"", False,
+     f"/\n0022\nHOME=/root\nPATH={sandbox.ENVIRONMENT['PATH']}\nPWD=/\nTERM=dumb\n", "", 0),
+    (["printf", r"\377"], b"", False, "�", "", 0),
+])  # fmt: skip
 def test_what_a_program_leaves(words, stdin, apart, output, errors, code):
     ran = sandbox.run(words, HANG_S, stdin, apart)
     assert (ran.output, ran.errors, ran.code) == (output, errors, code)

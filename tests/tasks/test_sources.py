@@ -6,14 +6,11 @@ from collections import Counter
 from itertools import groupby
 
 import pytest
-from test_locomo import sample, write
 
 from config.errors import UserError
 from config.options import GRPOConfig, SFTConfig
 from data import Pool, Task
-from suites._conversations import ConversationTasks
 from suites._training import FileTasks, MixedTasks, WorldTasks, by_document, never_trained
-from suites.locomo import load_locomo
 
 POOL = Pool([f"T{k}" for k in range(12)], [f"Text {k}." for k in range(12)])
 
@@ -123,14 +120,3 @@ def test_what_no_step_trains_on_is_said(tasks, data, config, said):
         found = [sum(id.startswith(name) for id in met) for name in names]
         most = [reached for reached, _ in tasks.reached(config.steps, n)]
         assert found == most
-
-
-def test_questions_about_more_sessions_than_asked_for_are_counted(tmp_path, capsys):
-    """Three sessions; a question that does not say what it is about is left out as well."""
-    path = write(tmp_path / "made.json", [sample()])
-    questions = [q for c in load_locomo(path) for q in c.probes if not q.abstains]
-    for length in (1, 3):
-        ConversationTasks(f"locomo:{path}", (length,), 0)
-        never = sum(not q.sessions or len({*q.sessions}) > length for q in questions)
-        said = f"{never} of {len(questions)} questions are left out."
-        assert 0 < never < len(questions) and said in capsys.readouterr().out

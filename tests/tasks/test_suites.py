@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from conftest import asked_of, cell_of, parts_of
+from conftest import asked_of, parts_of
 from test_readers import hotpot, lines, paragraphs
 
 import eval
@@ -16,7 +16,6 @@ from config.options import EMBEDDED, EvalConfig
 from embedded import tiny
 from engines import open as opening
 from engines.scripted import ScriptedEngine
-from memagent import Finish
 from suites import ruler
 from suites.ruler import ESSAY
 from tokens.codec import Codec
@@ -50,20 +49,14 @@ def asked(codec, **other):
     return unit, [*made], made
 
 
-def test_ruler_hqa_asks_the_same_questions_at_every_length(codec, questions, filler):
-    unit, columns, made = asked(
-        codec, suite="ruler-hqa", data=(questions,), filler=(filler,), lengths=(20, 50, 200), n=3
-    )
-    assert unit == "documents" and columns == [("made", n) for n in (20, 50, 200)]
-    ids = {tuple(t.id for t in tasks) for tasks in made.values()}
-    assert len(ids) == 1 and len(ids.pop()) == 3
-    assert all(t.n_documents == n for (_, n), tasks in made.items() for t in tasks)
-
-
-def test_ruler_hqa_of_several_datasets(codec, tmp_path, questions):
+def test_ruler_hqa_asks_each_dataset_at_every_length(codec, tmp_path, questions, filler):
     other = str(lines(tmp_path / "hotpot.jsonl", [hotpot(k) for k in range(9)]))
-    _, columns, _ = asked(codec, suite="ruler-hqa", data=(questions, other), lengths=(14, 12))
-    assert columns == [("made", 12), ("hotpotqa", 12), ("made", 14), ("hotpotqa", 14)]
+    hqa = dict(suite="ruler-hqa", filler=(filler,))
+    unit, columns, made = asked(codec, **hqa, data=(questions, other), lengths=(20, 14), n=3)
+    assert unit == "documents"
+    assert columns == [("made", 14), ("hotpotqa", 14), ("made", 20), ("hotpotqa", 20)]
+    assert all(t.n_documents == n for (_, n), tasks in made.items() for t in tasks)
+    assert [t.id for t in made["made", 14]] == [t.id for t in made["made", 20]]
     with pytest.raises(UserError, match="two columns"):
         asked(codec, suite="ruler-hqa", data=(questions, questions), lengths=(20,))
 
@@ -117,9 +110,6 @@ def test_the_haystack_is_named():
         assert suite.about(scope, column) == {"seed": 0, "haystack": name}
 
 
-# ---------------------------------------------------------------- who answers
-
-
 def test_agents_and_their_weights():
     agents = ("memagent", "memagent@untrained", "full", "bm25@untrained")
     config = replace(QUICK, model="m", untrained="u", agents=agents)
@@ -157,20 +147,14 @@ def read_rows(folder):
     return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
 
 
-def scripted(script):
-    made = ScriptedEngine(Codec(tiny.make_tokenizer()), script)
-    made.dtype = "float32"
-    return made
-
-
 @pytest.mark.parametrize("endpoint", [(), ("http://x/v1",)])
 def test_the_policy_before_training_answers_for_itself(tmp_path, monkeypatch, endpoint):
     """Also where the tokenizer of an endpoint is that of the policy before training."""
     opened = []
 
     def answers(word):
-        made = scripted(lambda prompt: f"\\boxed{{{word}}}")
-        made.model = word
+        made = ScriptedEngine(Codec(tiny.make_tokenizer()), lambda prompt: f"\\boxed{{{word}}}")
+        made.dtype, made.model = "float32", word
         return made
 
     def open_engine(policy, config, use):
@@ -188,94 +172,60 @@ def test_the_policy_before_training_answers_for_itself(tmp_path, monkeypatch, en
     assert opened == ["m", "u"] and len({row["settings"] for row in rows}) == 2
 
 
-def test_failures_are_redone_once_a_call(tmp_path, monkeypatch):
-    asked = []
-
-    def script(prompt):
-        asked.append(prompt)
-        return "\\boxed{x}"
-
-    class Refusing(ScriptedEngine):
-        def step(self):
-            done = super().step()
-            for _, turn in done:
-                turn.finish, turn.error = Finish.ERROR, "HTTP 500"
-            return done
-
-    def opened(*args):
-        made = Refusing(Codec(tiny.make_tokenizer()), script)
-        made.dtype = "float32"
-        return made
-
-    monkeypatch.setattr(opening, "open_engine", opened)
-    config = replace(QUICK, agents=("none",), lengths=(1,), runs=str(tmp_path))
-    folder = eval.run_suite(config, agents_of(config), ONE_FACT)
-    eval.run_suite(config, agents_of(config), ONE_FACT)
-    assert len(asked) == 2 == len(read_rows(folder))
-    eval.run_suite(replace(config, redo_failed=True), agents_of(config), ONE_FACT)
-    assert len(asked) == 4 == len(read_rows(folder))
-    summary = json.loads((folder / "summary.json").read_text())
-    assert cell_of(summary, "none", "one_fact", "0.0", 1)["failed"] == 1.0
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"evidence_order": "reverse"}, "evidence_order"),
-        ({"suite": "ruler", "compat_seed4": True}, "compat_seed4"),
-        ({"suite": "ruler-hqa", "squad": "x"}, "squad"),
-        ({"suite": "llb-db", "judge": "openai:http://h#m"}, "judge"),
-        ({"suite": "hle", "images": True}, "images"),
-        ({"suite": "nowhere"}, "nowhere"),
-        ({"suite": "nowhere.py"}, "nowhere.py"),
-        ({"suite": "locomo", "data": ("x",), "lengths": (4,)}, "lengths"),
-        ({"data": ("x.jsonl",), "lengths": (4,)}, "lengths"),
-        ({"suite": "world", "data": ("x.jsonl",)}, "data"),
-        ({"suite": "files"}, "data"),
-        ({"suite": "passages"}, "data"),
-        ({"suite": "locomo", "data": ("a", "b")}, "data"),
-        ({"kinds": ("ten_hop",)}, "ten_hop"),
-        ({"kinds": ("one_fact", "one_fact")}, "one_fact"),
-        ({"split": "x"}, "'x'"),
-        ({"agents": ("full", "bm25", "full")}, "agents"),
-        ({"temperatures": (0.0, 1.0, 0.0)}, "temperatures"),
-        ({"lengths": (4, 4)}, "lengths"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "named"), [
+    ({"evidence_order": "reverse"}, "evidence_order"),
+    ({"suite": "ruler", "compat_seed4": True}, "compat_seed4"),
+    ({"suite": "ruler-hqa", "squad": "x"}, "squad"),
+    ({"suite": "llb-db", "judge": "openai:http://h#m"}, "judge"),
+    ({"suite": "hle", "images": True}, "images"), ({"suite": "nowhere"}, "nowhere"),
+    ({"suite": "nowhere.py"}, "nowhere.py"),
+    ({"suite": "locomo", "data": ("x",), "lengths": (4,)}, "lengths"),
+    ({"data": ("x.jsonl",), "lengths": (4,)}, "lengths"),
+    ({"suite": "world", "data": ("x.jsonl",)}, "data"),
+    ({"suite": "files"}, "data"), ({"suite": "passages"}, "data"),
+    ({"suite": "locomo", "data": ("a", "b")}, "data"),
+    ({"kinds": ("ten_hop",)}, "ten_hop"),
+    ({"kinds": ("one_fact", "one_fact")}, "one_fact"),
+    ({"split": "x"}, "'x'"),
+    ({"agents": ("full", "bm25", "full")}, "agents"),
+    ({"temperatures": (0.0, 1.0, 0.0)}, "temperatures"),
+    ({"lengths": (4, 4)}, "lengths"),
+])  # fmt: skip
 def test_what_means_nothing_is_refused(fields, named):
     with pytest.raises(UserError, match=named) as error:
         asked_of(**fields)
     assert "\n" not in str(error.value)
 
 
-# ---------------------------------------------------------------- settings of earlier versions
-
 EARLIER = {  # an evaluation's settings as they were written when they held those of all suites
     "data": ["world"], "lengths": [1], "n": 2, "filler": [], "source_split": "",
-    "metric": "official", "rules": "released", "db_backend": "sqlite", "interpreter": "",
-    "leave_out": False, "few_shot": "", "judge": "", "test_articles": "4/5", "together": 1,
-    "evidence_order": "any", "min_distance": 0.0, "compat_seed4": False, "ruler_tasks": [],
-    "haystack": [], "squad": "", "kinds": ["one_fact"], "split": "dev",
+    "metric": "official", "rules": "released", "few_shot": "", "judge": "", "together": 1,
+    "evidence_order": "any", "ruler_tasks": [], "haystack": [], "kinds": ["one_fact"],
+    "split": "dev",
 }  # fmt: skip
 
 
-def test_settings_of_an_earlier_version_are_read_with_those_of_their_suite(tmp_path):
-    for suite, more, kept in [
-        ("", {}, {"kinds": ("one_fact",), "split": "dev"}),
-        ("locomo", {}, {"source_split": ""}),
-        ("ruler", {"together": 2}, {"together": 2}),
-    ]:
-        earlier = {name: v for name, v in EARLIER.items() if suite == "" or name != "kinds"}
-        path = tmp_path / f"{suite}.yaml"
-        path.write_text(json.dumps({"eval": {"suite": suite} | earlier | more}))
-        found = find.stored_settings(path)["eval"]
-        assert kept.items() <= found.items() and "evidence_order" not in found
-        others = {"judge", "few_shot", "metric", "rules"} | ({"split"} if suite else set())
-        assert not others & found.keys()
-        assert suite == "ruler" or not {"ruler_tasks", "haystack"} & found.keys()
-        if suite == "ruler":  # its own suite does not have it: nothing is dropped that was set
-            with pytest.raises(UserError, match="together"):
-                suites.chosen(EvalConfig, found)
+@pytest.mark.parametrize(("suite", "more", "kept"), [
+    ("", {}, {"kinds": ("one_fact",), "split": "dev"}), ("locomo", {}, {"source_split": ""}),
+    ("ruler", {"together": 2}, {"together": 2}),
+])  # fmt: skip
+def test_settings_of_an_earlier_version_are_read_with_those_of_their_suite(
+    tmp_path, suite, more, kept
+):
+    earlier = {name: v for name, v in EARLIER.items() if suite == "" or name != "kinds"}
+    (path := tmp_path / "a.yaml").write_text(
+        json.dumps({"eval": {"suite": suite} | earlier | more})
+    )
+    found = find.stored_settings(path)["eval"]
+    assert kept.items() <= found.items()
+    others = {"judge", "few_shot", "metric", "rules", "evidence_order"}
+    others |= ({"split"} if suite else set()) | (
+        set() if suite == "ruler" else {"ruler_tasks", "haystack"}
+    )
+    assert not others & found.keys()
+    if suite == "ruler":  # its own suite does not have it: nothing is dropped that was set
+        with pytest.raises(UserError, match="together"):
+            suites.chosen(EvalConfig, found)
 
 
 def test_a_folder_of_an_earlier_version_is_gone_on_with(tmp_path):
@@ -286,6 +236,6 @@ def test_a_folder_of_an_earlier_version_is_gone_on_with(tmp_path):
     settings["eval"] = EARLIER | settings["eval"]
     path.write_text(yaml.safe_dump(settings))
     eval.run_suite(config, agents_of(config), ONE_FACT)
-    assert len((folder / "rows.jsonl").read_text().splitlines()) == 2
+    assert len(read_rows(folder)) == 2
     with pytest.raises(UserError, match="split 'dev', not 'test'"):
         eval.run_suite(config, agents_of(config), suites.make("world", {"split": "test"}))
