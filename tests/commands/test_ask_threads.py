@@ -18,7 +18,7 @@ from test_ask import alone  # noqa: F401
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
-from commands import ask as commands_ask
+from commands.ask import Reader
 from config import errors
 from config.options import EMBEDDED
 from config.plugins import load_file
@@ -88,7 +88,7 @@ def test_answers_are_those_of_one_call_alone_and_nothing_of_the_process_changes(
     call, at_once = WAYS[way]
     expected = [answer(name) for name in TOURS]
     together, loads, during = threading.Barrier(at_once, timeout=HANG_S), [], []
-    read, load = commands_ask._read, AutoModelForCausalLM.from_pretrained
+    read, load = Reader.ask, AutoModelForCausalLM.from_pretrained
 
     def reading(*args):
         together.wait()
@@ -100,7 +100,7 @@ def test_answers_are_those_of_one_call_alone_and_nothing_of_the_process_changes(
         loads.append(args)
         return load(*args, **how)
 
-    monkeypatch.setattr(commands_ask, "_read", reading)
+    monkeypatch.setattr(Reader, "ask", reading)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", loaded)
     monkeypatch.delenv("OMP_NUM_THREADS")
     torch.set_num_threads(2)

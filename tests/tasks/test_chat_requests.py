@@ -66,7 +66,8 @@ CHATS = [  # messages, the text, the question
     ([said("Be brief.", "system"), said(f"{ANNA}\n\n{WHERE}")], f"Be brief.\n\n{ANNA}", WHERE),
     ([said("Hi."), said("Ho.", "assistant"), said(f"{LONG}{WHERE}")],
      f"User: Hi.\n\nAssistant: Ho.\n\nUser: {LONG.strip()}", WHERE),
-    ([said(f"<context>\n{ANNA}\n</context>\n\nQuestion: {WHERE}")], ANNA, WHERE),
+    ([said(f"<context>\n{ANNA}\n</context>\n\nQuestion: {WHERE}")],
+     f"<context>\n{ANNA}\n</context>", WHERE),
     ([said([text(WHERE), text(LONG)])], LONG, WHERE),
     ([said([text(WHERE), text(ANNA)])], ANNA, WHERE),
 ]  # fmt: skip
@@ -107,6 +108,7 @@ def test_a_text_and_its_question_stand_in_one_message(shape, question, document)
     (f"{WHERE}\n\nQ: Where is Boris?\nA: In Oslo.\n\nQ: And Clara?\nA: In Lima.", WHERE,
      "the first paragraph"),
     (f"<d>{ANNA}</d>\n\n{WHERE}", WHERE, "the last paragraph"),
+    (f"{ANNA} {WHERE}", WHERE, "the last sentence"),  # however short
 ])  # fmt: skip
 def test_it_is_said_what_was_taken_for_the_question(message, question, source):
     chat = asked(said(message))
