@@ -11,7 +11,6 @@ RUNS/NAME is written when a reading is finished, whole or not at all:
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import time
@@ -67,7 +66,7 @@ class Step:
 # ---------------------------------------------------------------- who reads
 
 
-def named(who: Answerer, config: AnsweringConfig) -> AnsweringConfig:
+def with_answerer(config: AnsweringConfig, who: Answerer) -> AnsweringConfig:
     """Return settings with the model and the server of who answers."""
     endpoint = tuple(who.endpoint)
     return replace(config, model=who.model, endpoint=endpoint, served_as=who.served_as)
@@ -106,7 +105,7 @@ def open_answerer(
     return open_reader(evaluation, agents, use=use)
 
 
-def fitted(agent: Agent, window: int | None, settings: dict) -> tuple[Agent, str]:
+def fit_sections(agent: Agent, window: int | None, settings: dict) -> tuple[Agent, str]:
     """Return an agent whose turns fit a window, and words on it: in shorter sections, unless the
     user has said how long they are."""
     c, needed = agent.config, agent.turn_tokens()
@@ -148,7 +147,7 @@ def choose(
         agent, why = named["full"], f"since it fits half the window of {window:,} tokens"
     else:
         why = f"since it is longer than half the window of {window:,} tokens"
-    agent, fits = fitted(agent, engine.window, how.settings)
+    agent, fits = fit_sections(agent, engine.window, how.settings)
     way = "all at once " if agent.name == "full" else "section by section " * agent.by_section
     return agent, f"reading {way}with {agent.label}, {why}{fits}"
 
@@ -180,7 +179,7 @@ class Reader:
         """paths: of the document, as they were given. again: keep what was read for the next
         question."""
         self.document, self.screen, self.paths = document, screen, paths
-        config = named(who, config)
+        config = with_answerer(config, who)
         agents = candidates(config, how)
         self.config = config = settle_dtype(config)
         cache_tokens = config.cache_tokens if again else 0
@@ -192,10 +191,7 @@ class Reader:
             tell=lambda words: screen.say(words, "yellow"),
             settle=not screen.quiet,  # the threads of another program are its own
         )
-        with contextlib.ExitStack() as failed:
-            failed.callback(self.engine.close)
-            self.agent, self.way = choose(agents, self.document, self.engine, config, how)
-            failed.pop_all()
+        self.agent, self.way = choose(agents, document, self.engine, config, how)
         self.by, start = f"{who.said}, {self.way}", document.text[:1000]
         if config.model == TINY and len(self.engine.codec.ids(start)) > len(WORD.findall(start)):
             known = "only English such as 'Anna reached Lima.'"
@@ -214,11 +210,19 @@ class Reader:
             with self.screen.reading(self.document, agent, sections) as show:
                 for step in self.steps(agent, task, sections):
                     steps.append(step)
-                    show(step)
+                    if step.turn.finish not in (Finish.FULL, Finish.ERROR):  # why is said next
+                        show(step)
         except UserError as error:
             raise UserError(f"{error}{self._advice(error, agent, steps)}") from error
-        steps = [step for step in steps if step.turn.finish not in (Finish.FULL, Finish.ERROR)]
-        return self._keep(task, agent, steps)
+        answer, words = self.answer(question, agent, steps)
+        self.screen.answer(answer, words, steps[-1], agent, self.document.remarks)
+        trace = [
+            record_turn(step.turn) | {"where": step.where, "seconds": round(step.seconds, 4)}
+            for step in steps
+        ]
+        trajectory = Trajectory(task, [steps[-1].turn], seconds=answer.seconds)
+        whole = record(trajectory, agent, None, self.config.temperature) | {"turns": trace}
+        return self._keep(answer, words, agent, whole)
 
     def steps(self, agent: Agent, task: Task, sections: Sections) -> Iterator[Step]:
         """Drive the agent, turn by turn."""
@@ -245,59 +249,60 @@ class Reader:
             return " To ask a smaller model anew, name it by --served-as."
         return ""
 
-    def _keep(self, task: Task, agent: Agent, steps: Sequence[Step]) -> Answer:
-        """Find the answer in the document, show it, and write the reading into RUNS/NAME, or
-        RUNS/NAME-2, -3, ... where that is there already."""
-        from report.page import write_reading
-
-        turns, last = [step.turn for step in steps], steps[-1]
-        stem = self.config.name or f"ask-{datetime.now():%Y%m%d-%H%M%S}"
-        names = (f"{stem}-{number}" if number > 1 else stem for number in count(1))
-        folders = (files.run_path(self.config.runs, name) for name in names)
-        folder = next(folder for folder in folders if not folder.exists())
-        final, _ = extract_answer(clean(last.turn.response).strip(), agent.config.form)
-        found, words = self.document.stands(final, task.question)
-        seconds = sum(step.seconds for step in steps)
+    def answer(self, question: str, agent: Agent, steps: Sequence[Step]) -> tuple[Answer, str]:
+        """Return the answer at the end of a reading, and in words where the document has it."""
+        turns, last = [step.turn for step in steps], steps[-1].turn
+        final, _ = extract_answer(clean(last.response).strip(), agent.config.form)
+        found, words = self.document.stands(final, question)
         answer = Answer(
-            task.question,
+            question,
             final,
             **found,
-            memory=clean(last.turn.prompt.memory).strip(),
-            remarks=[*self.document.remarks, *remarks_on(agent, last.turn)],
-            report=str(folder / "report.html"),
+            memory=clean(last.prompt.memory).strip(),
+            remarks=[*self.document.remarks, *remarks_on(agent, last)],
             agent=agent.label,
-            seconds=round(seconds, 3),
+            seconds=round(sum(step.seconds for step in steps), 3),
             prompt_tokens=sum(len(turn.prompt_ids) for turn in turns),
             reused_tokens=sum(turn.reused_tokens for turn in turns),
             written_tokens=sum(len(turn.response_ids) for turn in turns),
         )
-        self.screen.answer(answer, words, last, agent, self.document.remarks)
-        trace = [
-            record_turn(step.turn) | {"where": step.where, "seconds": round(step.seconds, 4)}
-            for step in steps
-        ]
-        trajectory = Trajectory(task, [last.turn], seconds=seconds)
-        whole = record(trajectory, agent, None, self.config.temperature) | {"turns": trace}
-        kept = agent.extras["files"](agent, trace) if "files" in agent.extras else {}
+        return answer, words
+
+    def _keep(self, answer: Answer, words: str, agent: Agent, whole: dict) -> Answer:
+        """Write a reading into RUNS/NAME, or RUNS/NAME-2, -3, ... where that is there already.
+
+        whole: its record, with all turns.
+        """
+        from report.page import write_reading
+
+        stem = self.config.name or f"ask-{datetime.now():%Y%m%d-%H%M%S}"
+        names = (f"{stem}-{number}" if number > 1 else stem for number in count(1))
+        folders = (files.run_path(self.config.runs, name) for name in names)
+        folder = next(folder for folder in folders if not folder.exists())
         facts = {
             "remarks": " ".join(answer.remarks),
             "read": self.document.title,
             "by": self.by,
-            "took": duration(seconds),
+            "took": duration(answer.seconds),
             "next question": command_line("ask", *self.paths, "QUESTION"),
         }
-        passages = [answer.quote.strip("\u2026 "), final]
+        passages, shown = (
+            [answer.quote.strip("\u2026 "), answer.answer],
+            answer.answer + answer.aside,
+        )
         run, asked = {"agent": agent.name}, asdict(replace(self.config, name=folder.name))
+        more = agent.extras["files"](agent, whole["turns"]) if "files" in agent.extras else {}
         with files.making_folder(folder) as temporary:
-            for name, text in {"transcripts.jsonl": json.dumps(whole) + "\n", **kept}.items():
+            for name, text in {"transcripts.jsonl": json.dumps(whole) + "\n", **more}.items():
                 write_text(temporary / name, text)
-            write_reading(temporary, whole, facts, f"{final}{answer.aside}", words, passages)
+            write_reading(temporary, whole, facts, shown, words, passages)
             settings = asdict(self.agent.config)
             files.dump(temporary / "config.yaml", run=run, ask=asked, agent=settings)
-        for name in kept:
+        for name in more:
             self.screen.say(f"What was kept: {folder / name}")
-        self.screen.say(f"The whole trace: {answer.report}")
-        return answer
+        report = folder / "report.html"
+        self.screen.say(f"The whole trace: {report}")
+        return replace(answer, report=str(report))
 
 
 def remarks_on(agent: Agent, turn: Turn) -> list[str]:

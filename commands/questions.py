@@ -52,9 +52,9 @@ class Answer:
     where: str  # it is, in words: of chapters and several files too
     memory: str  # from which the answer was written; "" where the text was read at once
     remarks: list[str]
-    report: str  # path of the page; "" if nothing was kept
     agent: str
     seconds: float
+    report: str = ""  # path of the page; "" if nothing was kept
     prompt_tokens: int = 0
     reused_tokens: int = 0  # of the prompts, taken from the cache
     written_tokens: int = 0
@@ -117,7 +117,7 @@ def run(words: Sequence[str], config: AskConfig, how: How) -> None:
         from commands.screen import Screen
 
         document, who = prepare(paths, config)
-        question = question or _typed("Question (empty to end): ")
+        question = question or _prompt("Question (empty to end): ")
         if question:
             screen, answers = Screen(to), []
             for remark in document.remarks:
@@ -127,7 +127,7 @@ def run(words: Sequence[str], config: AskConfig, how: How) -> None:
                 screen.say(f"{reader.way[0].upper()}{reader.way[1:]}.")
                 while question:
                     answers.append(reader.ask(question))
-                    question = terminal and _typed("Another question (empty to end): ")
+                    question = terminal and _prompt("Another question (empty to end): ")
             if config.json:
                 escaped = "utf" not in (sys.stdout.encoding or "").lower()  # no letter is lost
                 plain = [asdict(answer) for answer in answers]
@@ -185,7 +185,7 @@ def _check(question: str) -> None:
         raise UserError(f"The question is not in UTF-8: {clip(clean(question), 200)}.") from None
 
 
-def _typed(prompt: str) -> str:
+def _prompt(prompt: str) -> str:
     """Return a question that is typed; "" for none, and at Ctrl-C and Ctrl-D."""
     with suppress(ImportError):
         import readline  # noqa: F401  a line can then be edited

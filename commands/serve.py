@@ -31,12 +31,12 @@ from starlette.routing import Route
 
 from agents import find
 from commands.ask import (
-    fitted,
+    fit_sections,
     make_agent,
-    named,
     open_answerer,
     policy_of,
     remarks_on,
+    with_answerer,
 )
 from commands.door import Door, Server, read_key
 from commands.questions import How
@@ -86,11 +86,11 @@ def run(config: ServeConfig, how: How) -> None:
 def _open(config: ServeConfig, how: How) -> tuple[Engine, Agent, str, str]:
     """Return the engine, the agent, what clients call the model, and words on the sections."""
     who = answerer(config)
-    config = named(who, config)
+    config = with_answerer(config, who)
     say(f"Opening {who.said} ...")
     agent = make_agent(how.agent or find.agent_of("default", policy_of(config)), config, how)
     engine = open_answerer(who, config, [agent], config.cache_tokens, in_flight=config.in_flight)
-    agent, fits = fitted(agent, engine.window, how.settings)
+    agent, fits = fit_sections(agent, engine.window, how.settings)
     model = config.served_as or Path(config.model or "model").name  # without its folder
     name = config.called or re.sub(r"[^\w.:-]+", "-", model) + f"-{agent.label}"
     return engine, agent, name, fits
@@ -116,21 +116,23 @@ def listen(config: ServeConfig) -> socket.socket:
 class Exchange:
     """A request from its reading's submission to its answer."""
 
-    def __init__(self, inquiry: Inquiry, agent: Agent, model: str, config: ServeConfig):
-        self.inquiry, self.loop = inquiry, asyncio.get_running_loop()
-        self.began, self.until = time.monotonic(), self.loop.time() + config.timeout_s
+    def __init__(self, inquiry: Inquiry, chats: Chats, until: float):
+        """until: when its time is over, by the clock of the event loop."""
+        self.inquiry, self.until, self.began = inquiry, until, time.monotonic()
+        self.loop, agent = asyncio.get_running_loop(), chats.agent
         self.status = 499  # until there is an answer
         created, self.id = int(time.time()), f"chatcmpl-{secrets.token_hex(12)}"
-        self.head = {"id": self.id, "created": created, "model": model}
+        self.head = {"id": self.id, "created": created, "model": chats.name}
         self.section = self.last = None
         self.n_read = self.n_prompt = self.n_reused = self.n_written = 0
         self.events: asyncio.Queue[Turn | Ended] = asyncio.Queue()
         request = inquiry.request
         if most := request.max_completion_tokens or request.max_tokens:
             agent = agent.with_settings(final_tokens=min(most, agent.config.final_tokens))
-        warm = config.temperature if request.temperature is None else request.temperature
-        task = Task("asked", inquiry.question, (), inquiry.text, kind="asked")
+        warm = request.temperature
+        warm = chats.config.temperature if warm is None else warm
         sampling = Sampling(warm, request.top_p or 1.0)
+        task = Task("asked", inquiry.question, (), inquiry.text, kind="asked")
         self.reading = Job(task, agent, self._tell, sampling, request.seed or 0)
 
     def _tell(self, event: Turn | Ended) -> None:
@@ -307,11 +309,12 @@ class Chats:
             await response(scope, receive, send)
 
     async def answer(self, request: Request, ends: ExitStack) -> Response:
+        until = asyncio.get_running_loop().time() + self.config.timeout_s
         body = await self.receive(request)
         inquiry = await while_there(request, self.read(body, ends))
         del body
         self.check_model(inquiry.request.model)
-        exchange = Exchange(inquiry, self.agent, self.name, self.config)
+        exchange = Exchange(inquiry, self, until)
         ends.callback(lambda: exchange.status and self.log(exchange.line()))
         ends.callback(self.service.cancel, exchange.reading)
         try:

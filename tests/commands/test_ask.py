@@ -32,6 +32,7 @@ from tokens.codec import Characters
 NOBODY = "127.0.0.1:1"  # where no Ollama listens
 TEXT = "Anna reached Lima. "
 ROOM = "--memory-tokens 99 --final-tokens 99".split()
+SMALL = "--model tiny --agent memagent --chunk-tokens 6".split()
 
 
 @pytest.fixture(autouse=True)
@@ -93,12 +94,6 @@ def text(n=1, name="a.txt"):
 # ---------------------------------------------------------------- a reading
 
 
-def within(numbers):
-    """Count from the first to the last of "3 to 5"."""
-    first, _, last = numbers.partition(" to ")
-    return range(int(first), int(last or first) + 1)
-
-
 def test_pages_of_the_memory_and_of_the_answer(monkeypatch, codec):
     people = ["Anna left.", "Boris met Ida.", "Clara reached Lima.", "", "Emil met Otto."]
     Path("report.pdf").write_bytes(pdf(*people, title="Travels"))
@@ -109,33 +104,22 @@ def test_pages_of_the_memory_and_of_the_answer(monkeypatch, codec):
         return "Clara reached Lima." if "Lima" in prompt.section + prompt.memory else "nothing"
 
     scripted(monkeypatch, codec, script)
-    small = "--model tiny --agent memagent --chunk-tokens 6".split()
-    printed = run("report.pdf", "Where is <Clara>?", *small, *ROOM, "--name", "r")
-    lines = printed.splitlines()
-    assert lines[0] == "Reading report.pdf ..."
-    assert lines[1].startswith("report.pdf (5 pages): page 4 has no text")
-    assert f"Remarks: {lines[1]}" in lines  # once more at the end
-    assert lines[2] == "Opening the embedded policy on this machine (--model) ..."
-    assert "Reading section by section with memagent, as --agent says." in lines
+    lines = run("report.pdf", "Where is <Clara>?", *SMALL, *ROOM, "--name", "r").splitlines()
+    assert sum("page 4 has no text" in line for line in lines) == 2  # and once more at the end
+    turns = turns_of("r")
     (size,) = [line for line in lines if line.startswith("5 pages, ")]
-    n = len(turns_of("r")) - 1
-    assert re.fullmatch(rf"5 pages, \d+ tokens, {n} sections, about \d+ seconds?", size)
+    assert re.fullmatch(
+        rf"5 pages, \d+ tokens, {len(turns) - 1} sections, about \d+ seconds?", size
+    )
     changes = [line for line in lines if line.startswith("section ")]
-    assert changes[0] == "section 1, page 1: {+nothing+}"
+    assert changes[0] == "section 1, page 1: {+nothing+}" and lines.index(size) < lines.index(
+        changes[0]
+    )
     (found,) = [line for line in changes if "Lima" in line]
-    where = turns_of("r")[int(found.split(",")[0].split()[1]) - 1]["where"]
+    where = turns[int(found.split(",")[0].split()[1]) - 1]["where"]
     assert "3" in where and where in found
-    assert lines.index(size) < lines.index(changes[0])  # before the memory changes
-    assert lines[-3:-1] == [
-        "The whole trace: runs/r/report.html", "Next, see all of it in a browser:"
-    ]  # fmt: skip
-    assert lines[-1].endswith("cli.py report runs/r --open")
     page = Path("runs/r/report.html").read_text()
-    assert page.count("<h3>section ") == n and "left out" not in page and "finish" not in page
-    folded = re.findall("<details><summary>Sections? (.*?): the memory stayed", page)
-    unchanged = [k for k in range(1, n + 1) if not any(f"section {k}," in c for c in changes)]
-    assert [k for words in folded for k in within(words)] == [k for k in unchanged if k < n]
-    assert len(folded) > 1
+    assert page.count("<h3>section ") == len(turns) - 1
     places = [
         page.find(words)
         for words in (
@@ -143,13 +127,12 @@ def test_pages_of_the_memory_and_of_the_answer(monkeypatch, codec):
             "Answer: &lt;i&gt;Lima&lt;/i&gt; (not found in the document)",
             "report.pdf (5 pages): page 4 has no text",
             "cli.py ask report.pdf QUESTION",
-            "<h2>What was read</h2>",
             "<ins>nothing</ins>",
         )
     ]
     assert -1 not in places and places == sorted(places)
     shown = CliRunner().invoke(cli.app, ["show", "runs/r"]).output
-    assert "section 1 of" in shown and "reward" not in shown and "--wrong" not in shown
+    assert "section 1 of" in shown and "reward" not in shown
 
 
 @pytest.mark.parametrize(
@@ -180,16 +163,14 @@ def test_a_section_that_leaves_the_memory_alone_shows_nothing(monkeypatch, codec
 def test_what_nothing_was_noted_of_is_not_found_and_no_model_guesses(monkeypatch, codec, form):
     text()
     scripted(monkeypatch, codec, lambda p: "Oslo" if p.final else "")
-    flags = ["a.txt", "Where?", *"--model tiny --agent memagent --chunk-tokens 6".split()]
-    flags += [*ROOM, "--empty", "keep", "--form", form]
-    printed = run(*flags, "--name", "r").splitlines()
-    assert printed.count("answer: not found in the document") == 1
-    assert not any("Found" in line or "boxed" in line for line in printed)
-    (answer,) = told(*flags, "--name", "s")
+    flags = ["a.txt", "Where?", *SMALL, *ROOM, "--empty", "keep", "--form", form]
+    (answer,) = told(*flags, "--name", "r")
     assert answer["answer"] == NOT_FOUND and answer["found"] is None and not answer["quote"]
-    page = Path("runs/r/report.html").read_text()
-    assert "Answer: not found in the document" in page
-    assert "answer: Oslo" in run(*flags, "--name", "t", "--not-found", "guess")
+    assert f"Answer: {NOT_FOUND}" in Path("runs/r/report.html").read_text()
+    printed = run(*flags).splitlines()
+    assert printed.count(f"answer: {NOT_FOUND}") == 1
+    assert not any("Found" in line or "boxed" in line for line in printed)
+    assert "answer: Oslo" in run(*flags, "--not-found", "guess")
 
 
 @pytest.mark.parametrize("answer, lines", [
@@ -201,10 +182,8 @@ def test_where_the_words_of_an_answer_stand(monkeypatch, codec, answer, lines):
     text()
     scripted(monkeypatch, codec, lambda p: f"\\boxed{{{answer}}}")
     flags = "a.txt", "Where is Anna?", "--model", "tiny", "--final-tokens", 99
-    printed = run(*flags, "--name", "r").splitlines()
-    shown = printed[printed.index(lines[0]) : -2]
-    assert shown[:-1] == lines and shown[-1].startswith("The whole trace: ")
-    (found,) = told(*flags)
+    assert "\n".join(lines) in run(*flags)
+    (found,) = told(*flags, "--name", "r")
     page = Path("runs/r/report.html").read_text()
     assert all(line.removeprefix("answer: ").replace("'", "&#39;") in page for line in lines)
     assert found["found"] == {"Lima": True, "yes": None}.get(answer, False)
@@ -216,13 +195,10 @@ def test_what_no_word_of_the_question_is_in_is_said_once(monkeypatch, codec):
     Path("a.txt").write_text("Anna reached Lima. Boris met Ida. Emil met Otto. " * 9)
     scripted(monkeypatch, codec, lima)
     flags = *"--model tiny --agent bm25 --chunk-tokens 9 --top-k 2".split(), *ROOM
-    printed = " ".join(run("a.txt", "Warum?", *flags).split())
-    assert printed.count("No word of the question stands in the text") == 1
-    assert "No word" not in run("a.txt", "Where is Otto?", *flags)
-    (found,) = told("a.txt", "Warum?", *flags)
-    assert found["remarks"] == [
-        "No word of the question stands in the text: the sections read are the first ones."
-    ]
+    for question, n in (("Warum?", 1), ("Where is Otto?", 0)):
+        assert run("a.txt", question, *flags).count("No word of the question") == n
+        (found,) = told("a.txt", question, *flags)
+        assert len(found["remarks"]) == n
 
 
 @pytest.mark.parametrize("response, last", [
@@ -352,7 +328,7 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(words):
 
 # ---------------------------------------------------------------- stopped
 
-READ = "Clara joined Otto. Anna reached Lima. Emil met Ida. Hugo toured Nice. Max met Vera. " * 7
+READ = "Clara joined Otto. Anna reached Lima. Emil met Ida. Hugo toured Nice. Max met Vera. " * 2
 SLOW = "--model tiny --agent memagent --chunk-tokens 12 --temperature 1".split()
 
 
@@ -388,7 +364,7 @@ def test_a_reading_that_is_stopped_leaves_nothing_and_can_be_asked_anew(monkeypa
     assert ("stopped; nothing of this reading is kept" in printed) == (code == 130)
     assert [*Path("runs").iterdir()] == []
     run(*asking)
-    assert len(turns_of("x")) > 11
+    assert len(turns_of("x")) > 4
 
 
 def test_readings_that_take_one_name_leave_each_other_whole(monkeypatch, codec):
@@ -435,38 +411,26 @@ def test_a_server_that_fails_is_told_of_at_once_and_not_waited_for_long(monkeypa
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     text(900)
     monkeypatch.setenv(local.HOST, server.url.split("/")[2])
-    asking = ("a.txt", "Where?", "--agent", "memagent", "--name")
+    asking = ("a.txt", "Where?", "--agent", "memagent")
     busy, few = (500, {"error": "model is loading"}), "requires more system memory (5.6 GiB)"
     server.faults = [busy, busy]
-    printed = run(*asking, "a")
-    assert printed.count("HTTP 500: model is loading; trying again.") == 1
-    short = (500, {"error": f"model {few} than is there"})
-    server.faults, before = ["", short], len(server.bodies)
-    printed = run(*asking, "b", code=2).splitlines()[-1]
-    assert len(server.bodies) == before + 2 and "trying" not in printed
+    assert run(*asking).count("HTTP 500: model is loading; trying again.") == 1
+    server.faults, before = ["", (500, {"error": few})], len(server.bodies)
+    printed = run(*asking, code=2).splitlines()[-1]
+    assert len(server.bodies) == before + 2 and "trying" not in printed  # nobody waits for memory
     assert few in printed and "--served-as" in printed
     server.always = busy
-    printed = run(*asking, "c", code=2)
-    assert "trying again." in printed and re.search(r"after \d+ tries in \d+ s: HTTP 500", printed)
-    text(1200)
-    server.always, before = short, len(server.bodies)
-    printed = run("a.txt", "Where?", "--agent", "full", code=2)
-    assert "--served-as" in printed and len(server.bodies) == before + 1
+    assert re.search(r"trying again.*after \d+ tries", run(*asking, code=2), re.DOTALL)
 
 
 def test_what_does_not_fit_a_window_is_asked_anew_in_smaller_sections(server):
     text(1200)
-    asking = ("Where?", "--endpoint", server.url, "--name")
+    asking = ("a.txt", "Where?", "--endpoint", server.url)
     full = (400, {"error": {"message": "This model's maximum context length is 4096 tokens."}})
     server.faults = ["", full]
-    printed = run("a.txt", *asking, "x", "--agent", "memagent", code=2).splitlines()[-1]
-    assert "context length is 4096" in printed
-    assert "--chunk-tokens, such as 1024" in printed
-    server.always = full
-    assert "--agent memagent" in run("a.txt", *asking, "y", "--agent", "full", code=2)
-    server.always = ""
-    smaller = ("--agent", "memagent", "--chunk-tokens", 1024)
-    assert "answer: " in run("a.txt", *asking, "z", *smaller)
+    assert "--chunk-tokens, such as 1024" in run(*asking, "--agent", "memagent", code=2)
+    server.faults = [full]
+    assert "--agent memagent" in run(*asking, "--agent", "full", code=2)
 
 
 def test_the_key_is_sent_to_a_server_that_was_named_and_to_no_other(monkeypatch, server):

@@ -60,12 +60,6 @@ def state_of_process() -> dict[str, object]:
     }
 
 
-async def by_executor() -> list:
-    loop = asyncio.get_running_loop()
-    with ThreadPoolExecutor(N) as pool:
-        return await asyncio.gather(*(loop.run_in_executor(pool, answer, n) for n in TOURS))
-
-
 async def in_running_loop() -> list:  # as in a notebook: the main thread has an event loop
     return [answer(name) for name in TOURS]
 
@@ -77,7 +71,6 @@ def by_threads() -> list:
 
 WAYS = {
     "threads": (by_threads, N),
-    "an executor": (lambda: asyncio.run(by_executor()), N),
     "a running loop": (lambda: asyncio.run(in_running_loop()), 1),
 }
 

@@ -31,6 +31,15 @@ def letters(mib: int) -> str:
     return "x" * (mib << 20)
 
 
+KEPT = []
+
+
+def hoard(mib: int) -> int:
+    """Hold on to memory, as a leak does."""
+    KEPT.append(bytearray(mib << 20))
+    return os.getpid()
+
+
 def die(how: str) -> None:
     os._exit(3) if how == "status 3" else signal.raise_signal(signal.Signals[how])
 

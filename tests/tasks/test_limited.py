@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import HANG_S, until
-from limited_calls import boast, deaf, die, endless, letters, lie, many, pid, wrong
+from limited_calls import boast, deaf, die, endless, hoard, letters, lie, many, pid, wrong
 
 from config.errors import UserError
 from tasks.forms import Contents, contents
@@ -64,6 +64,13 @@ def test_what_takes_too_much_memory_is_ended_and_named(readers):
     given = bytes(100 << 20)  # what is given does not count
     assert pool.start(many, 1, content=given).result() == len(given) + (1 << 20)
     assert len(pool.start(letters, 9).result()) == 9 << 20
+
+
+@linux
+def test_a_child_that_has_grown_is_not_used_again(readers):
+    pool = readers(mib=64)
+    first = pool.start(hoard, 1).result()
+    assert pool.start(hoard, 32).result() == first != pool.start(pid).result()
 
 
 @pytest.mark.parametrize("how", ["status 3", "SIGSEGV"])
