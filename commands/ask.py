@@ -1,6 +1,6 @@
 """Read a document with an agent and answer questions about it; nothing here prints.
 
-    paths ──> document ──> Reader (an engine, an agent) ──> steps, one a turn ──> answer ──> RUNS/NAME
+    paths ──> document ──> Reader (engine, agent) ──> steps, one a turn ──> answer ──> RUNS/NAME
 
 RUNS/NAME is written when a reading is finished, whole or not at all:
 
