@@ -205,6 +205,8 @@ LABEL = re.compile(
     r"^(?:[#*\- ]*(?:(?:the|user|my|user's) )?(?:question|query|frage|q)\**: *\**|"
     r"#+ *(?:question|query|frage) *\n)\s*", re.I | re.M
 )  # fmt: skip
+WRAP = re.compile(r"<(\w+)[^<>]*>(.*)</\1>", re.S)
+"""A mark around a whole text, which is none of it."""
 TEXT = re.compile(r"\n\W*(?:text|context|document|article|passage|kontext|dokument)\W*[:\n]", re.I)
 ANSWERED = re.compile(r"\n\W*(?:a|answer|antwort)\W*:\s*\S", re.I)
 CUE = re.compile(
@@ -254,6 +256,8 @@ def take_question(pieces: list[Piece], last: int) -> tuple[str, str]:
     if len(question) > LONGEST:
         why = "neither its last paragraph nor its first one can be a question"
         raise UserError(f"The last message is long, and {why}.")
+    if (wrap := WRAP.fullmatch(final.text)) and f"<{wrap[1]}" not in wrap[2]:
+        final.text = wrap[2].strip()
     if all(map(_instructs, others)) and len(re.findall(r"\w", final.text[:99])) < 12:
         raise UserError(NO_TEXT)
     return question, source

@@ -66,8 +66,7 @@ CHATS = [  # messages, the text, the question
     ([said("Be brief.", "system"), said(f"{ANNA}\n\n{WHERE}")], f"Be brief.\n\n{ANNA}", WHERE),
     ([said("Hi."), said("Ho.", "assistant"), said(f"{LONG}{WHERE}")],
      f"User: Hi.\n\nAssistant: Ho.\n\nUser: {LONG.strip()}", WHERE),
-    ([said(f"<context>\n{ANNA}\n</context>\n\nQuestion: {WHERE}")],
-     f"<context>\n{ANNA}\n</context>", WHERE),
+    ([said(f"<context>\n{ANNA}\n</context>\n\nQuestion: {WHERE}")], ANNA, WHERE),
     ([said([text(WHERE), text(LONG)])], LONG, WHERE),
     ([said([text(WHERE), text(ANNA)])], ANNA, WHERE),
 ]  # fmt: skip
