@@ -1,10 +1,6 @@
 """What a run reads beside its model, as digests: what goes on must go on with the same.
 
-Holds: `of_training`, `of_stream`, `section`, `compare`. Leaves out: the model
-(models/checkpoints.py), rows of an evaluation, which have digests of their own (report/reading.py).
-Exercise it: `python cli.py train --resume`. Read next: commands/train.py.
-
-    config.yaml, section contents:   setting -> digest of each file that it names, in order
+config.yaml, section contents:   setting -> digest of each file that it names, in order
 """
 
 from __future__ import annotations

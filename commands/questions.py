@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,9 +52,9 @@ class Answer:
     where: str  # it is, in words: of chapters and several files too
     memory: str  # from which the answer was written; "" where the text was read at once
     remarks: list[str]
-    report: str  # path of the page; "" if nothing was kept
     agent: str
     seconds: float
+    report: str = ""  # path of the page; "" if nothing was kept
     prompt_tokens: int = 0
     reused_tokens: int = 0  # of the prompts, taken from the cache
     written_tokens: int = 0
@@ -63,6 +63,11 @@ class Answer:
     def page(self) -> int | None:
         """The page of the quote; None: not found, or a text without pages."""
         return next(iter(self.pages), None)
+
+    @property
+    def aside(self) -> str:
+        """What is said behind the answer."""
+        return " (not found in the document)" if self.found is False else ""
 
 
 def ask(
@@ -75,6 +80,7 @@ def ask(
     UserError: the sentence that the command prints.
     """
     paths = [documents] if isinstance(documents, str | Path) else documents
+    paths = [*map(str, paths)]
     flags = {word: settings.pop(word) for word in ("agent", "preset") if word in settings}
     known = {f.name for f in fields(AskConfig)} & settings.keys()
     given = {word: settings.pop(word) for word in known}
@@ -82,13 +88,15 @@ def ask(
         given["endpoint"] = (given["endpoint"],)
     _check(question)
     with alone():
-        from commands import ask as reader
+        from commands.ask import Reader, prepare
+        from commands.screen import Screen
 
-    quiet = Console(quiet=True, force_terminal=False, force_jupyter=False)
+    quiet = Screen(Console(quiet=True, force_terminal=False, force_jupyter=False))
     with nullcontext() if name else TemporaryDirectory() as aside:
         given |= {"name": name or "ask"} | ({"runs": aside} if aside else {})
-        reading = reader.begun([*map(str, paths)], question, AskConfig(**given), quiet)
-        (answer,) = reader.answered(reading, How(**flags, settings=settings))
+        config, how = AskConfig(**given), How(**flags, settings=settings)
+        with closing(Reader(*prepare(paths, config), config, how, quiet, paths)) as reader:
+            answer = reader.ask(question)
     return replace(answer, report="") if aside else answer
 
 
@@ -105,12 +113,21 @@ def run(words: Sequence[str], config: AskConfig, how: How) -> None:
         paths, question = _split(words, terminal)
         more = f" and {len(paths) - NAMED:,} more" if len(paths) > NAMED else ""
         say(f"Reading {', '.join(paths[:NAMED])}{more} ...", to=to)
-        from commands import ask as reader
+        from commands.ask import Reader, prepare
+        from commands.screen import Screen
 
-        reading = reader.begun(paths, question, config, to)
-        reading.question = question or _typed("Question (empty to end): ")
-        if reading.question:
-            answers = reader.answered(reading, how, _another if terminal else None)
+        document, who = prepare(paths, config)
+        question = question or _prompt("Question (empty to end): ")
+        if question:
+            screen, answers = Screen(to), []
+            for remark in document.remarks:
+                screen.say(remark, "dim")
+            screen.say(f"Opening {who.said} ...")
+            with closing(Reader(document, who, config, how, screen, paths, terminal)) as reader:
+                screen.say(f"{reader.way[0].upper()}{reader.way[1:]}.")
+                while question:
+                    answers.append(reader.ask(question))
+                    question = terminal and _prompt("Another question (empty to end): ")
             if config.json:
                 escaped = "utf" not in (sys.stdout.encoding or "").lower()  # no letter is lost
                 plain = [asdict(answer) for answer in answers]
@@ -168,11 +185,7 @@ def _check(question: str) -> None:
         raise UserError(f"The question is not in UTF-8: {clip(clean(question), 200)}.") from None
 
 
-def _another() -> str:
-    return _typed("Another question (empty to end): ")
-
-
-def _typed(prompt: str) -> str:
+def _prompt(prompt: str) -> str:
     """Return a question that is typed; "" for none, and at Ctrl-C and Ctrl-D."""
     with suppress(ImportError):
         import readline  # noqa: F401  a line can then be edited

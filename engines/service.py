@@ -1,8 +1,7 @@
 """Readings that begin and end at any time, on one engine: what a server needs.
 
-    any thread      submit, cancel ──> inbox ─┐
+    any thread      cut, submit, cancel ──> inbox ─┐
     the service's   ..  take the inbox, step the engine, send turns to agents, tell who asked  ..
-    two others      a long document ──> its sections ──> inbox
 
 The engine, its tokenizer and the agents belong to the service's thread alone. No reading waits for
 another one: each has a prompt in flight, and its next one follows as soon as that is answered.
@@ -17,18 +16,15 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from config.errors import AgentError, UserError, show_traceback
+from config.errors import AgentError, UserError
 from data import Task, seed_of
 from memagent import Agent, Finish, Turn
 from rollout import Engine, Sampling, advance, given, start
 from tokens.codec import Sections
 
 GREEDY = Sampling(0.0)
-LONG = 1 << 16
-"""Characters of a document from which on another thread cuts it."""
 WORD = 1 << 22
 """Most characters without a place to cut: the tokenizer takes them at once, and 60 bytes for
 each."""
@@ -53,16 +49,12 @@ class TooLong(UserError):
     """A document that is not read; the message says why."""
 
 
-class Gone(Exception):
-    """Nobody wants to know any more."""
-
-
 @dataclass(eq=False, slots=True)
 class Job:
     """One task, read by one agent.
 
     tell: called with every `Turn`, and with `Ended` at last; it must not block. sections: of the
-    whole document, known before the first turn.
+    whole document, by `Service.cut`. gone: nobody wants to know any more.
     """
 
     task: Task
@@ -74,6 +66,7 @@ class Job:
     n_turns: int = 0
     steps: Generator | None = field(default=None, repr=False)
     sections: Sections | None = field(default=None, repr=False)
+    gone: bool = False
 
 
 class Service:
@@ -88,30 +81,44 @@ class Service:
         self.stopped = ""
         self._known: set[Job] = set()  # submitted and not over; each of its methods is one step
         self._inbox: queue.SimpleQueue = queue.SimpleQueue()  # (function, reading), None = close
-        self._queue: deque[Job] = deque()
+        self._waiting: deque[Job] = deque()
         self._running: dict[int, Job] = {}  # key of a prompt in flight -> reading
-        self._cutters = ThreadPoolExecutor(2, "cutter")
         self._apart = engine.codec.apart()
         self._thread = threading.Thread(target=self._work, name="service", daemon=True)
         self._thread.start()
 
     # ------------------------------------------------------------ from any thread
 
+    def cut(self, reading: Job) -> None:
+        """Cut a document, which may take long, before it is submitted: the service's thread then
+        finds its sections among those known. TooLong: it is not read."""
+
+        def watch(n: int, length: int) -> None:
+            if n > self.most_tokens or length > WORD or reading.gone:
+                raise TooLong(
+                    f"The document has more than {self.most_tokens:,} tokens, or {WORD:,} "
+                    "characters without a blank or line: no more are read."
+                )
+
+        watch(len(reading.task.document) // TOKEN, 0)
+        codec = copy.copy(self._apart)
+        codec.watch = watch
+        reading.sections = reading.agent.on(codec, self.engine.window).sections(reading.task)
+        watch(len(reading.sections.ids) + reading.sections.left_out, 0)
+
     def submit(self, reading: Job) -> None:
         """Begin a reading as soon as there is room; if there never will be, it hears so."""
         self._known.add(reading)
         if self.stopped:
             self._end(reading, self.stopped, 503)
-        elif len(reading.task.document) > LONG:
-            self._cutters.submit(self._guard, reading, self._cut)
         else:
-            self._inbox.put((self._queue.append, reading))
+            self._inbox.put((self._waiting.append, reading))
 
     def cancel(self, reading: Job) -> None:
         """Give up a reading, wherever it stands. It hears no more."""
-        if reading in self._known:
-            self._known.discard(reading)
-            self._inbox.put((self._drop, reading))
+        reading.gone = True
+        self._known.discard(reading)
+        self._inbox.put((self._drop, reading))
 
     def stop(self, why: str = "The server is shutting down.") -> None:
         """Take no more readings and tell those that are left that they are over."""
@@ -122,7 +129,6 @@ class Service:
     def close(self) -> None:
         """End all, and wait for that."""
         self.stop()
-        self._cutters.shutdown(wait=False, cancel_futures=True)
         self._inbox.put(None)
         self._thread.join()
 
@@ -131,42 +137,17 @@ class Service:
             self._known.discard(reading)
             reading.tell(Ended(error, status))
 
-    def _guard(self, reading: Job, function: Callable, *arguments: object) -> None:
+    def _guard(self, function: Callable, reading: Job, *arguments: object) -> None:
         """Call a function on a reading; an exception ends this one alone."""
         try:
             function(reading, *arguments)
-        except Gone:
-            pass
-        except AgentError as error:  # who asks need not see the files of who serves
-            show_traceback()
-            print(f"serve: {error}", file=sys.stderr, flush=True)
+        except Exception as error:
+            if isinstance(error, UserError) and not isinstance(error, AgentError):
+                return self._end(reading, str(error), 400)
+            # who asks need not see the files of who serves
+            traceback.print_exc(file=sys.stderr)
             why = type(error.__cause__ or error).__name__
             self._end(reading, f"The reading has failed: {why}.", 503)
-        except UserError as error:
-            self._end(reading, str(error), 413 if isinstance(error, TooLong) else 400)
-        except Exception as error:
-            traceback.print_exc(file=sys.stderr)
-            self._end(reading, f"The reading has failed: {type(error).__name__}.", 503)
-
-    # ------------------------------------------------------------ in a cutter's
-
-    def _cut(self, reading: Job) -> None:
-        """Cut a long document; the service's thread then finds its sections among those known."""
-
-        def watch(n: int, length: int) -> None:
-            if reading not in self._known:
-                raise Gone
-            if n > self.most_tokens or length > WORD:
-                raise TooLong(
-                    f"The document has more than {self.most_tokens:,} tokens, or {WORD:,} "
-                    "characters without a blank or line: no more are read."
-                )
-
-        watch(len(reading.task.document) // TOKEN, 0)
-        codec = copy.copy(self._apart)
-        codec.watch = watch
-        reading.sections = reading.agent.on(codec, self.engine.window).sections(reading.task)
-        self._inbox.put((self._queue.append, reading))
 
     # ------------------------------------------------------------ in the service's thread
 
@@ -174,10 +155,10 @@ class Service:
         try:
             with self.engine.awake():
                 while self._take():
-                    while self._queue and len(self._running) < self.in_flight:
-                        reading = self._queue.popleft()
+                    while self._waiting and len(self._running) < self.in_flight:
+                        reading = self._waiting.popleft()
                         if reading in self._known:
-                            self._guard(reading, self._start)
+                            self._guard(self._start, reading)
                     if self._running:
                         self._step()
         except BaseException as error:  # the thread's last frame
@@ -186,7 +167,7 @@ class Service:
 
     def _take(self) -> bool:
         """Do what the inbox says; wait for it if there is nothing else to do. False: close."""
-        idle = not self._running and not self._queue
+        idle = not self._running and not self._waiting
         while idle or not self._inbox.empty():
             if (found := self._inbox.get()) is None:
                 return False
@@ -196,13 +177,8 @@ class Service:
         return True
 
     def _start(self, reading: Job) -> None:
-        agent = reading.agent = reading.agent.on(self.engine.codec, self.engine.window)
-        reading.sections = agent.sections(reading.task)
-        tokens = len(reading.sections.ids) + reading.sections.left_out
-        if tokens > self.most_tokens:
-            most = f"{self.most_tokens:,} are read at most"
-            raise TooLong(f"The document has {tokens:,} tokens, and {most}.")
-        reading.steps = start(agent, reading.task)
+        reading.agent = reading.agent.on(self.engine.codec, self.engine.window)
+        reading.steps = start(reading.agent, reading.task)
         self._send(reading, None)
 
     def _send(self, reading: Job, turn: Turn | None) -> None:
@@ -230,7 +206,7 @@ class Service:
                 error = f"Turn {reading.n_turns} could not be made: {turn.error}."
                 self._end(reading, error, 413 if turn.finish is Finish.FULL else 503)
             else:
-                self._guard(reading, self._send, turn)
+                self._guard(self._send, reading, turn)
 
     def _drop(self, reading: Job) -> None:
         """Free the place of a reading that was given up."""

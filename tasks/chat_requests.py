@@ -191,9 +191,9 @@ def _decode(data: str) -> bytes:
 
 # ---------------------------------------------------------------- the question
 
-LONGEST, SHORT, BESIDE = 2000, 300, 40
+LONGEST, SHORT, BESIDE = 2000, 300, 6
 """Characters of a question, and of one that is likelier than a paragraph of a text; words of a
-text on one line of which the question is the last sentence or the first."""
+text on one line with its question."""
 BREAK = re.compile(
     r"\n\s*\n|\n(?=</?\w|```|\"\"\"|[-=]{3,}\n)|(?<=\n)(?:```|\"\"\"|[-=]{3,})\n|"
     r"(?<=>)\n|(?:(?<=</context>)|(?<=</document>)|(?<=</text>))\s*"
@@ -201,12 +201,12 @@ BREAK = re.compile(
 """Where a paragraph ends: at a blank line, a line drawn, or a mark around a text, as <document>."""
 SENTENCE = re.compile(r"(?<=[.!?。！？])\s+")
 TAGGED = re.compile(r"<(user_query|user_question|question|query|frage)>(.*?)</\1>", re.I | re.S)
-NAME = r"(?:question|query|frage)"
 LABEL = re.compile(
-    rf"^(?:[#*\- ]*(?:(?:the|user|my|user's) )?(?:{NAME}|q)\**: *\**|#+ *{NAME} *\n)\s*",
-    re.I | re.M,
-)
+    r"^(?:[#*\- ]*(?:(?:the|user|my|user's) )?(?:question|query|frage|q)\**: *\**|"
+    r"#+ *(?:question|query|frage) *\n)\s*", re.I | re.M
+)  # fmt: skip
 WRAP = re.compile(r"<(\w+)[^<>]*>(.*)</\1>", re.S)
+"""A mark around a whole text, which is none of it."""
 TEXT = re.compile(r"\n\W*(?:text|context|document|article|passage|kontext|dokument)\W*[:\n]", re.I)
 ANSWERED = re.compile(r"\n\W*(?:a|answer|antwort)\W*:\s*\S", re.I)
 CUE = re.compile(
@@ -222,10 +222,8 @@ INSTRUCTS = re.compile(
     r"[-*#\d]|\W*(?:you (?:are|act|will|must|should)|you're|act as|be|answer|respond|reply|always|"
     r"never|don't|do not|use|your|today is|(?:the )?current date|du bist|sie sind)\b", re.I
 )  # fmt: skip
-SPARE, CHAT = (
-    r"(?:title|tags?|follow-?ups?|emoji|quer(?:y|ies))\b",
-    r"(?:chat|conver|session|dialog)",
-)
+SPARE = r"(?:title|tags?|follow-?ups?|emoji|quer(?:y|ies))\b"
+CHAT = r"(?:chat|conver|session|dialog)"
 BACKGROUND = re.compile(
     r"### task:.{0,6000}?(?:<chat_history>|autocompletion system)|.{0,200}?\b"
     r"(?:generate|suggest|create|provide|write|summari[sz]e)\b[^.]{0,80}?\b"
@@ -246,25 +244,21 @@ def take_question(pieces: list[Piece], last: int) -> tuple[str, str]:
     final, source = texts[-1], ""
     if _likely(texts[0].text) > _likely(final.text):
         final, source = texts[0], "the first part"
-    question, rest = final.text.strip(), ""
+    question, final.text = final.text.strip(), ""
     others = [piece for piece in pieces if piece is not final]
     alone = all(piece.role in ("system", "developer") and not piece.file for piece in others)
-    if alone and any(BACKGROUND.match(piece.text) for piece in pieces):
+    if alone and any(BACKGROUND.match(text) for text in (question, *(p.text for p in others))):
         raise UserError(NO_TEXT)
     if not source and (alone or len(question) > SHORT):
         found = split(question)
         if found and (alone or _likely(found[0]) > 2 or len(question) > LONGEST):
-            question, rest, source = found
+            question, final.text, source = found
     if len(question) > LONGEST:
         why = "neither its last paragraph nor its first one can be a question"
         raise UserError(f"The last message is long, and {why}.")
-    if (wrap := WRAP.fullmatch(rest)) and f"<{wrap[1]}" not in wrap[2]:
-        rest = wrap[2].strip()
-    final.text = rest
-    if (
-        not any(not _instructs(piece) for piece in others)
-        and len(re.findall(r"\w", rest[:99])) < 12
-    ):
+    if (wrap := WRAP.fullmatch(final.text)) and f"<{wrap[1]}" not in wrap[2]:
+        final.text = wrap[2].strip()
+    if all(map(_instructs, others)) and len(re.findall(r"\w", final.text[:99])) < 12:
         raise UserError(NO_TEXT)
     return question, source
 
@@ -282,14 +276,13 @@ def split(text: str) -> tuple[str, str, str] | None:
     What is marked by <question> or "Question:" goes before paragraphs, and these before sentences.
     Of what is long no more is looked at than a question's length at either end.
     """
-    if cue := CUE.search(text[-LONGEST:]):
-        text = text[: cue.start() - min(LONGEST, len(text)) or None].rstrip()
+    text = CUE.sub("", text).rstrip()
     head, tail = text[: LONGEST + 99], text[-LONGEST - 99 :]
     ends = (tail, len(text) - len(tail)), (head, 0)
     for part, start in ends:
-        if tags := [*TAGGED.finditer(part)]:
-            rest = text[: start + tags[-1].start()], text[start + tags[-1].end() :]
-            return tags[-1][2].strip(), "\n\n".join(rest).strip(), "the tagged words"
+        for tag in [*TAGGED.finditer(part)][-1:]:
+            rest = f"{text[: start + tag.start()]}\n\n{text[start + tag.end() :]}"
+            return tag[2].strip(), rest.strip(), "the tagged words"
     for part, start in ends:
         for label in [*LABEL.finditer(part)][-1:] if part is tail else [LABEL.match(head)]:
             if not label or ANSWERED.search(part[label.end() :][:SHORT]):
@@ -301,24 +294,23 @@ def split(text: str) -> tuple[str, str, str] | None:
                 rest = f"{before}{words[len(question) :]}".strip()
                 return question.strip(), rest, "the words called so"
     kind, first, last = "paragraph", _paragraph(head, 0), _paragraph(tail, -1)
-    if (first, last) == (head.strip(), tail.strip()):
+    if (first, last) == (head.strip(), tail.strip()):  # there is one paragraph
         kind, first, last = "sentence", SENTENCE.split(head)[0], SENTENCE.split(tail)[-1]
-        if max(_likely(first), _likely(last)) < 4 or len(head.split()) < BESIDE:
-            return None
-    if _likely(first) > _likely(last):
-        return first, text.removeprefix(first).strip(), f"the first {kind}"
-    return (last, text.removesuffix(last).strip(), f"the last {kind}") if _likely(last) else None
+    place, question = max(("last", last), ("first", first), key=lambda item: _likely(item[1]))
+    rest = text.removesuffix(last) if place == "last" else text.removeprefix(first)
+    # of sentences nothing but a mark tells a question
+    enough = _likely(question) == 4 and len(rest.split()) >= BESIDE if kind == "sentence" else True
+    if not _likely(question) or not enough:
+        return None
+    return question, rest.strip(), f"the {place} {kind}"
 
 
 def _likely(words: str) -> int:
     """Return how likely words are a question: 0 for what is too long, a mark or a heading, 4 for
     what ends as one."""
     words = words.strip()
-    if (
-        len(words) > LONGEST
-        or not re.sub(r"<[^>]*>|\W", "", words)
-        or TEXT.fullmatch(f"\n{words}\n")
-    ):
+    is_mark = not re.sub(r"<[^>]*>|\W", "", words)
+    if len(words) > LONGEST or is_mark or TEXT.fullmatch(f"\n{words}\n"):
         return 0
     if re.search(r"[?？؟:：]\W*$", words):
         return 4

@@ -30,7 +30,6 @@ from pydantic import TypeAdapter
 from config.errors import UserError, clip, first_line
 
 MAIN = "import sys; sys.path[:] = sys.argv[4:]; import tasks.limited as a; a.work(*sys.argv[1:4])"
-READY = b"ready"
 LINUX = sys.platform == "linux"
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 
@@ -48,38 +47,37 @@ class Readers:
 
     def __init__(self, seconds: float, mib: int):
         self.seconds, self.mib = min(seconds, threading.TIMEOUT_MAX), mib
-        self.lock, self.closed = threading.Lock(), False
         self.idle: list[Child] = []
-        self.working: set[Job] = set()
-
-    def begin(self, function: Callable) -> None:
-        """Begin a child, so that the first job with a function need not wait for it."""
-        self.idle.append(Child(self.mib, function.__module__))
+        self.lock = threading.Lock()
 
     def start(
         self, function: Callable, *arguments, content: bytes | None = None, name: str = ""
     ) -> Job:
         """Return the job of calling a function of a module with bytes and what JSON can say.
 
-        It does not block, and may be called from any thread: whoever asks for the job's `result`
-        waits. name: what errors call the bytes.
+        Whoever asks for the job's `result` waits, in any thread. name: what errors call the bytes.
         """
         return Job(self, function, arguments, content, name)
 
-    def close(self) -> None:
-        """End all children, those at work at once."""
+    def child(self, module: str) -> Child:
+        """Return a child that has nothing to do; one that the system took is passed over."""
         with self.lock:
-            self.closed = True
-            for child in (*self.idle, *(job.child for job in self.working)):
-                child.kill()
+            self.idle = [child for child in self.idle if child.process.poll() is None]
+            if self.idle:
+                return self.idle.pop()
+        return Child(self.mib, module)
+
+    def close(self) -> None:
+        """End the children that are idle; `Job.cancel` ends one at work."""
+        while self.idle:
+            self.idle.pop().kill()
 
 
 class Child:
-    """A process that does jobs."""
+    """A process that does jobs, begun: what that takes is not the data's fault."""
 
     def __init__(self, mib: int, module: str):
         self.wire, theirs = Pipe()
-        self.ready = False
         # isolated, so that no file of the working directory is taken for a module; in a group of
         # its own, so that Ctrl-C reaches the parent alone
         with theirs:
@@ -91,6 +89,11 @@ class Child:
                 pass_fds=[theirs.fileno()], process_group=0, stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
+        try:
+            self.wire.recv_bytes()
+        except BaseException:  # Ctrl-C as well
+            self.kill()
+            raise
 
     def kill(self) -> None:
         """End the process and wait for its end, which is at once."""
@@ -103,11 +106,10 @@ class Job:
 
     def __init__(self, readers: Readers, function: Callable, arguments, content, name: str):
         self.readers, self.function, self.name = readers, function, name
-        self.module = function.__module__
-        where = self.module, function.__qualname__
+        where = function.__module__, function.__qualname__
         call = {"function": where, "arguments": arguments, "name": name, "n": content is not None}
-        self.call = [json.dumps(call).encode(), content or b""]
-        self.child: Child | None = None
+        self.parts = [json.dumps(call).encode(), content or b""]
+        self.child: Child | None = None  # while it works
         self.cancelled = False
 
     def result(self) -> object:
@@ -116,39 +118,33 @@ class Job:
         Raises the UserError that the function raises; `OverLimit`; a UserError for every other
         exception and for a child that dies; CancelledError.
         """
-        pool, late, kind, is_last, text = self.readers, threading.Event(), "death", True, b""
-        with pool.lock:
-            if pool.closed or self.cancelled:
-                raise CancelledError
-            while pool.idle and pool.idle[-1].process.poll() is not None:
-                pool.idle.pop()  # the system took it, for its memory
-            self.child = child = pool.idle.pop() if pool.idle else Child(pool.mib, self.module)
-            pool.working.add(self)
+        pool, late = self.readers, threading.Event()
+        child = self.child = pool.child(self.function.__module__)
         watch = threading.Timer(pool.seconds, lambda: (late.set(), child.process.kill()))
         watch.daemon = True
+        kind, reuse, text = "death", False, b""
         try:
-            if not child.ready:  # what it takes to begin is not the data's fault
-                child.ready = child.wire.recv_bytes() == READY
+            if self.cancelled:
+                raise CancelledError
             watch.start()
-            for part in self.call:
+            for part in self.parts:
                 child.wire.send_bytes(part)
-            kind, is_last = json.loads(child.wire.recv_bytes(1000))
+            kind, reuse = json.loads(child.wire.recv_bytes(1000))
             # a value that is larger than all the child's memory is none that it has made
             text = child.wire.recv_bytes(max(1 << 16, pool.mib << 20))
         except (OSError, EOFError, ValueError, TypeError, RecursionError):
-            kind = "death"
+            kind, reuse = "death", False
             with suppress(subprocess.TimeoutExpired):
                 child.process.wait(1.0)
-        finally:  # after Ctrl-C as well
+        finally:
             watch.cancel()
             with pool.lock:
-                pool.working.discard(self)
-                gone = pool.closed or self.cancelled
-                if kind == "death" or is_last is not False or gone or late.is_set():
-                    child.kill()
-                else:
+                self.child = None
+                if reuse is True and not late.is_set() and not self.cancelled:
                     pool.idle.append(child)
-        if gone:
+                else:
+                    child.kill()
+        if self.cancelled:
             raise CancelledError
         if late.is_set() or kind == "mib":
             limit = f"{pool.mib:,} MiB of memory" if kind == "mib" else f"{pool.seconds:g} s"
@@ -174,7 +170,7 @@ class Job:
         """End the job, and the child that is at it at once; `result` raises CancelledError."""
         with self.readers.lock:
             self.cancelled = True
-            if self in self.readers.working:
+            if self.child:
                 self.child.kill()
 
 
@@ -191,18 +187,18 @@ def work(fd: str, mib: str, module: str) -> None:
     if LINUX:  # this process ends with the one that began it, also amid a long call
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    before, wire, begun, most = resource.getrlimit(resource.RLIMIT_AS), Connection(int(fd)), 0, 0
+    before, wire, most = resource.getrlimit(resource.RLIMIT_AS), Connection(int(fd)), int(mib) << 20
     import_module(module)
-    wire.send_bytes(READY)
+    begun = size()  # what it imports is no growth
+    wire.send_bytes(b"ready")
     with suppress(EOFError, ConnectionError):
         while True:
             call, content = json.loads(wire.recv_bytes()), wire.recv_bytes()
             module, name = call["function"]
             function = getattr(import_module(module), name)
-            begun, most = begun or size(), int(mib) << 20  # what it imports is no growth
             if LINUX:
-                limits = min(size() + most, 1 << 62), *before
-                least = min(limit for limit in limits if limit != resource.RLIM_INFINITY)
+                limits = [n for n in before if n != resource.RLIM_INFINITY]
+                least = min(size() + most, 1 << 62, *limits)
                 resource.setrlimit(resource.RLIMIT_AS, (least, before[1]))
             given = [content, *call["arguments"]] if call["n"] else call["arguments"]
             del content
@@ -210,8 +206,8 @@ def work(fd: str, mib: str, module: str) -> None:
             resource.setrlimit(resource.RLIMIT_AS, before)
             del given
             # one that has grown is not used again, so that it does not grow on
-            is_last = kind == "mib" or size() - begun > most // 4
-            wire.send_bytes(json.dumps([kind, is_last]).encode())
+            reuse = kind != "mib" and size() - begun <= most // 4
+            wire.send_bytes(json.dumps([kind, reuse]).encode())
             wire.send_bytes(text)
 
 

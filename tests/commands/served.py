@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import httpx
 from conftest import HANG_S
 
-from commands.door import Server
+from commands.door import Door, Server
 from commands.serve import Chats, app, listen
 from config.options import ServeConfig
 from embedded import tiny
@@ -49,11 +49,12 @@ def serving(engine, agent=AGENT, key="", most_tokens=10**6, **config):
     """Serve an agent; yields a client, and the chats with the `lines` of their log."""
     config, lines = ServeConfig(**config), []
     service = Service(engine, config.in_flight, most_tokens)
-    chats = Chats(service, agent, NAME, config, key, lines.append)
+    chats = Chats(service, agent, NAME, config, Door(config, key), lines.append)
     chats.lines = lines
     kind = {"Content-Type": "application/json"}
     try:
-        with listening(app(chats), service.stop) as (url, _):
+        with listening(app(chats), service.stop) as (url, server):
+            chats.server = server
             with httpx.Client(base_url=url, timeout=HANG_S, headers=kind) as http:
                 yield http, chats
     finally:

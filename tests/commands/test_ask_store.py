@@ -45,6 +45,8 @@ def test_a_text_is_read_by_section_and_its_entries_have_no_date(monkeypatch, cod
     said = run("notes.txt", "Where is Ann?", *STORE, "--name", "r")
     n = len({str(prompt.section) for prompt in asked if not prompt.final})
     assert n > 2 and "answer: Rome" in said and f", {n} sections, about" in said
+    numbers = [int(k) for k in re.findall(r"^section (\d+):", said, re.MULTILINE)]
+    assert numbers[0] == 1 and numbers[-1] == n  # however many turns a section has
     lines = Path("runs/r/store.jsonl").read_text(encoding="utf-8").splitlines()
     (entry,) = read_store(lines).snapshot().entries
     assert (entry.text, entry.date, entry.version) == ("Ann is in Rome.", None, 2)

@@ -18,7 +18,7 @@ from test_ask import alone  # noqa: F401
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
-from commands import ask as commands_ask
+from commands.ask import Reader
 from config import errors
 from config.options import EMBEDDED
 from config.plugins import load_file
@@ -60,12 +60,6 @@ def state_of_process() -> dict[str, object]:
     }
 
 
-async def by_executor() -> list:
-    loop = asyncio.get_running_loop()
-    with ThreadPoolExecutor(N) as pool:
-        return await asyncio.gather(*(loop.run_in_executor(pool, answer, n) for n in TOURS))
-
-
 async def in_running_loop() -> list:  # as in a notebook: the main thread has an event loop
     return [answer(name) for name in TOURS]
 
@@ -77,7 +71,6 @@ def by_threads() -> list:
 
 WAYS = {
     "threads": (by_threads, N),
-    "an executor": (lambda: asyncio.run(by_executor()), N),
     "a running loop": (lambda: asyncio.run(in_running_loop()), 1),
 }
 
@@ -88,7 +81,7 @@ def test_answers_are_those_of_one_call_alone_and_nothing_of_the_process_changes(
     call, at_once = WAYS[way]
     expected = [answer(name) for name in TOURS]
     together, loads, during = threading.Barrier(at_once, timeout=HANG_S), [], []
-    read, load = commands_ask._read, AutoModelForCausalLM.from_pretrained
+    read, load = Reader.ask, AutoModelForCausalLM.from_pretrained
 
     def reading(*args):
         together.wait()
@@ -100,7 +93,7 @@ def test_answers_are_those_of_one_call_alone_and_nothing_of_the_process_changes(
         loads.append(args)
         return load(*args, **how)
 
-    monkeypatch.setattr(commands_ask, "_read", reading)
+    monkeypatch.setattr(Reader, "ask", reading)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", loaded)
     monkeypatch.delenv("OMP_NUM_THREADS")
     torch.set_num_threads(2)

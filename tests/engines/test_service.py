@@ -10,7 +10,7 @@ from config.errors import UserError
 from data import Task
 from engines.hf import TransformersEngine
 from engines.scripted import ScriptedEngine
-from engines.service import Ended, Job, Service
+from engines.service import Ended, Job, Service, TooLong
 from memagent import Agent, MemAgent, MemAgentConfig, Turn
 from rollout import Sampling, rollout
 from tasks import worlds
@@ -45,15 +45,11 @@ class Heard:
         return [(str(e.response), e.response_ids) for e in self.events if isinstance(e, Turn)]
 
 
-def begin(service, *tasks):
-    heard = [Heard(one) for one in tasks]
+def begin(service, *heard):
     for each in heard:
+        service.cut(each.reading)
         service.submit(each.reading)
     return heard
-
-
-def anna(codec, **how):
-    return Service(ScriptedEngine(codec, lambda prompt: "Anna"), **how)
 
 
 class Gate(ScriptedEngine):
@@ -81,7 +77,7 @@ def gated(codec):
 
 
 def test_each_reading_says_what_it_says_alone_however_many_are_read(codec, policy):
-    tasks = [task(k, 1 + k % 7) for k in range(24)]
+    tasks = [task(k, 1 + k % 5) for k in range(12)]
     alone = {
         t.task.id: [(str(turn.response), turn.response_ids) for turn in t.turns]
         for one in tasks
@@ -90,7 +86,7 @@ def test_each_reading_says_what_it_says_alone_however_many_are_read(codec, polic
     engine = TransformersEngine(policy, codec, max_rows=5, max_cache_tokens=4096, remember=True)
     service = Service(engine, in_flight=5)
     heard = [Heard(one, sampling=Sampling(1.0), seed=3) for one in tasks]
-    threads = [threading.Thread(target=service.submit, args=(h.reading,)) for h in heard]
+    threads = [threading.Thread(target=begin, args=(service, each)) for each in heard]
     for thread in threads:
         thread.start()
     for h, one in zip(heard, tasks, strict=True):
@@ -101,7 +97,7 @@ def test_each_reading_says_what_it_says_alone_however_many_are_read(codec, polic
 
 
 def test_a_reading_is_given_up_wherever_it_stands(gated):
-    running, other, waits, never = begin(gated, *map(task, range(4)))
+    running, other, waits, never = begin(gated, *(Heard(task(k)) for k in range(4)))
     until(lambda: len(gated._running) == 2)
     for reading in (running.reading, never.reading, never.reading):  # twice is once
         gated.cancel(reading)
@@ -112,63 +108,53 @@ def test_a_reading_is_given_up_wherever_it_stands(gated):
     assert not running.events and not never.events and not gated._running  # they hear no more
 
 
-LONG_TEXT = "Anna joined Boris. " * 10**4
-
-
 @pytest.mark.parametrize(("document", "encoded"), [
     ("Anna " * 10_000, 0),  # so many characters have more tokens, whatever they are
     ("Anna " * 6000, 25_000), ("a" * 30_000, 0),  # without a blank
-    (task(0, 20).document * 9, None),  # as short ones are cut
 ])  # fmt: skip
 def test_a_document_that_is_too_long_is_not_encoded_to_its_end(
-    codec, monkeypatch, document, encoded
+    gated, monkeypatch, document, encoded
 ):
     monkeypatch.setattr(Codec, "PART", 1000)
     monkeypatch.setattr("engines.service.WORD", 20_000)
-    monkeypatch.setattr("engines.service.LONG", 5000 if encoded is not None else 10**6)
-    service, seen, encode = anna(codec, most_tokens=2000 if encoded is not None else 60), [], None
-    encode = Codec.encode
+    gated.most_tokens, seen, encode = 2000, [], Codec.encode
     monkeypatch.setattr(
         Codec, "encode", lambda it, text: seen.append(len(text)) or encode(it, text)
     )
-    long, short = begin(service, Task("a", "?", (), document), task(1, 2))
-    assert long.ended.status == 413 and not long.said and short.ended == Ended()
-    assert encoded is None or sum(seen) - 1000 <= encoded
-    service.close()
+    with pytest.raises(TooLong):
+        gated.cut(Job(Task("a", "?", (), document), AGENT, print))
+    assert sum(seen) - 1000 <= encoded
 
 
-def test_a_long_document_is_cut_beside_the_readings_and_no_further_when_its_client_is_gone(
-    codec, monkeypatch
-):
-    gate, ids = threading.Event(), Codec.ids
-    slow = lambda it, text: (len(text) < 10**5 or gate.wait(HANG_S)) and ids(it, text)  # noqa: E731
-    monkeypatch.setattr(Codec, "ids", slow)
-    service = anna(codec)
-    long, short = begin(service, Task("a", "?", (), LONG_TEXT), task(1))
-    assert short.ended == Ended() and not long.over.is_set()
-    gate.set()
-    assert long.ended == Ended()
-    assert [*long.reading.sections.ids] == [*ids(codec, LONG_TEXT)]
+def test_a_document_of_one_part_may_have_as_many_tokens_and_no_more(gated, codec):
+    gated.most_tokens = len(codec.ids(task().document))
+    gated.cut(Job(task(), AGENT, print))
+    gated.most_tokens -= 1
+    with pytest.raises(TooLong):
+        gated.cut(Job(task(), AGENT, print))
+
+
+def test_a_document_is_cut_no_further_when_its_client_is_gone(gated, monkeypatch):
     monkeypatch.setattr(Codec, "PART", 1000)
-    gone, seen, encode = Heard(Task("b", "?", (), LONG_TEXT + "Clara left.")), [], Codec.encode
+    seen, encode = [], Codec.encode
+    gone = Job(Task("b", "?", (), "Anna joined Boris. " * 10**4), AGENT, print)
 
     def leave(it, text):
-        if len(text) > 600:
-            service.cancel(gone.reading)
         seen.append(len(text))
+        gated.cancel(gone)
         return encode(it, text)
 
     monkeypatch.setattr(Codec, "encode", leave)
-    service.submit(gone.reading)
-    service._cutters.shutdown(wait=True)
-    assert 0 < sum(seen) < 20_000 and not gone.events
-    service.close()
+    with pytest.raises(TooLong):
+        gated.cut(gone)
+    assert 0 < sum(seen) < 20_000
 
 
 def test_a_prompt_that_does_not_fit_ends_its_reading(codec):
     service = Service(TransformersEngine(random_policy(codec, window=64), codec))
-    beyond = Heard(task(0, 3), MemAgent(MemAgentConfig(chunk_tokens=24, memory_tokens=64)))
-    service.submit(beyond.reading)
+    (beyond,) = begin(
+        service, Heard(task(0, 3), MemAgent(MemAgentConfig(chunk_tokens=24, memory_tokens=64)))
+    )
     assert beyond.ended.status == 413
     service.close()
 
@@ -183,14 +169,10 @@ class Broken(Agent):
         raise {"user": UserError("That cannot be read."), "bug": KeyError("/srv/x")}[task.id]
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_an_agent_that_fails_ends_its_own_reading_alone(codec, capsys):
-    service = anna(codec)
-    broken = [Heard(Task(name, "q", (), "Anna"), Broken()) for name in ("user", "bug", "odd")]
-    for each in broken:
-        service.submit(each.reading)
-    (other,) = begin(service, task(1))
-    user, *others = broken
+    service = Service(ScriptedEngine(codec, lambda prompt: "Anna"))
+    kinds = [Heard(Task(name, "q", (), "Anna"), Broken()) for name in ("user", "bug", "odd")]
+    user, *others, other = begin(service, *kinds, Heard(task(1)))
     assert user.ended == Ended("That cannot be read.", 400) and other.ended == Ended()
     for each in others:  # nothing of the files of who serves
         assert each.ended.status == 503 and "/" not in each.ended.error
@@ -203,11 +185,13 @@ def test_an_engine_that_fails_and_one_that_is_closed_end_all_that_is_left(codec,
         raise ZeroDivisionError
 
     service = Service(ScriptedEngine(codec, script))
-    assert [h.ended.status for h in begin(service, *map(task, range(3)))] == [503] * 3
+    heard = begin(service, *(Heard(task(k)) for k in range(3)))
+    assert [h.ended.status for h in heard] == [503] * 3
     assert "ZeroDivisionError" in service.stopped and "Traceback" in capsys.readouterr().err
-    assert begin(service, task())[0].ended == Ended(service.stopped, 503)  # none is taken any more
+    (late,) = begin(service, Heard(task()))
+    assert late.ended == Ended(service.stopped, 503)  # none is taken any more
     service.close()
     service = Service(Gate(codec), in_flight=1)
-    heard = begin(service, *map(task, range(2)))
+    heard = begin(service, *(Heard(task(k)) for k in range(2)))
     service.close()
     assert [h.ended.status for h in heard] == [503] * 2

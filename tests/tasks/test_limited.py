@@ -1,76 +1,22 @@
-"""Child processes that read: values and errors come back, and nothing outlives its limits.
-
-Functions of this module are what children call: they find it by its name.
-"""
+"""Child processes that read: values and errors come back, and nothing outlives its limits."""
 
 import os
-import re
 import signal
-import struct
 import subprocess
 import sys
 import threading
 from concurrent.futures import CancelledError
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from conftest import HANG_S, until
+from limited_calls import boast, deaf, die, endless, hoard, letters, lie, many, pid, wrong
 
 from config.errors import UserError
 from tasks.forms import Contents, contents
 from tasks.limited import LINUX, Job, OverLimit, Readers
 
 linux = pytest.mark.skipif(not LINUX, reason="other systems do not hold a process to its memory")
-
-
-def pid() -> int:
-    return os.getpid()
-
-
-def endless() -> bool:
-    """Hold the interpreter, as a parser may."""
-    return bool(re.match("(a+)+$", "a" * 60 + "b"))
-
-
-def deaf() -> bool:
-    """Hold it where no signal comes through."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
-    return endless()
-
-
-def many(content: bytes, mib: int) -> int:
-    return len(content) + len(bytearray(mib << 20))
-
-
-def letters(mib: int) -> str:
-    return "x" * (mib << 20)
-
-
-def die(how: str) -> None:
-    os._exit(3) if how == "status 3" else signal.raise_signal(signal.Signals[how])
-
-
-def wrong() -> list[int]:
-    raise TypeError("no such thing")
-
-
-def lie(*parts: str) -> str:
-    """Answer as a process would that hostile data has taken over."""
-    for fd in range(3, 1000):
-        for part in parts:
-            with suppress(OSError):
-                os.write(fd, struct.pack("!i", len(part)) + part.encode())
-    return ""
-
-
-def boast(header: str) -> str:
-    """Say that more is to come than it may be, as such a process would."""
-    for fd in range(3, 1000):
-        with suppress(OSError):
-            os.write(fd, struct.pack("!i", len(header)) + header.encode())
-            os.write(fd, struct.pack("!i", -1) + struct.pack("!Q", 1 << 40))
-    return ""
 
 
 @pytest.fixture
@@ -104,7 +50,7 @@ def test_what_takes_too_long_is_ended_and_named(readers, function):
     pool = readers(seconds=0.5)
     with pytest.raises(OverLimit, match=r"^a\.pdf .* --document-s\.$"):
         pool.start(function, name="a.pdf").result()
-    assert not pool.idle and not pool.working
+    assert not pool.idle
     assert readers().start(pid).result()
 
 
@@ -118,6 +64,13 @@ def test_what_takes_too_much_memory_is_ended_and_named(readers):
     given = bytes(100 << 20)  # what is given does not count
     assert pool.start(many, 1, content=given).result() == len(given) + (1 << 20)
     assert len(pool.start(letters, 9).result()) == 9 << 20
+
+
+@linux
+def test_a_child_that_has_grown_is_not_used_again(readers):
+    pool = readers(mib=64)
+    first = pool.start(hoard, 1).result()
+    assert pool.start(hoard, 32).result() == first != pool.start(pid).result()
 
 
 @pytest.mark.parametrize("how", ["status 3", "SIGSEGV"])
@@ -147,7 +100,7 @@ def test_nothing_but_data_of_its_type_comes_back(readers, said):
 
 def test_no_more_is_taken_from_a_child_than_it_may_have_made(readers):
     with pytest.raises(UserError, match="cannot be read"):
-        readers(mib=1).start(boast, VALUE, name="a.pdf").result()
+        readers(mib=16).start(boast, VALUE, name="a.pdf").result()
 
 
 def waits(job: Job, ended: list[str]) -> threading.Thread:
@@ -164,7 +117,7 @@ def waits(job: Job, ended: list[str]) -> threading.Thread:
     return thread
 
 
-def test_a_job_is_cancelled_at_work_before_it_begins_and_with_its_pool(readers):
+def test_a_job_is_cancelled_at_work_and_before_it_begins(readers):
     pool, ended = readers(), []
     job, waiting = pool.start(endless, name="first"), pool.start(pid, name="second")
     thread = waits(job, ended)
@@ -173,13 +126,7 @@ def test_a_job_is_cancelled_at_work_before_it_begins_and_with_its_pool(readers):
     thread.join()
     waiting.cancel()
     waits(waiting, ended).join()
-    assert ended == ["first", "second"] and not pool.working
-    thread = waits(pool.start(endless, name="third"), ended)
-    until(lambda: pool.working)
-    pool.close()
-    thread.join()
-    waits(pool.start(pid, name="fourth"), ended).join()
-    assert ended[2:] == ["third", "fourth"]
+    assert ended == ["first", "second"] and not pool.idle
 
 
 def alive(pid: int) -> bool:
@@ -195,8 +142,8 @@ def alive(pid: int) -> bool:
 def test_no_child_outlives_its_parent(how):
     """Not even one that is amid a call that holds the interpreter, and hears no signal."""
     code = (
-        "import sys; sys.path[:0] = ['tests', 'tests/tasks']\n"
-        "import test_limited as t\npool = t.Readers(9999, 99)\n"
+        "import sys; sys.path[:0] = ['.', 'tests/tasks']\n"
+        "import limited_calls as t\nfrom tasks.limited import Readers\npool = Readers(9999, 99)\n"
         "print(pool.start(t.pid).result(), flush=True)\npool.start(t.deaf).result()\n"
     )
     parent = subprocess.Popen(
