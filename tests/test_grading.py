@@ -74,6 +74,7 @@ def test_extract_boxed_gives_back_balanced_content(content):
         (extract_boxed, r"\boxed{a} \boxed{b}", "b"),
         (extract_boxed, r"\boxed{a} \boxed{b", None),  # the last box counts, closed or not
         (extract_boxed, r"\boxed", None),
+        (extract_boxed, r"\boxed[a]", None),
         (extract_boxed, "", None),
         (extract_sentence, "Therefore, the answer is Paris.", "Paris"),
         (extract_sentence, "the answer is Rome. No, the answer is **Paris**...", "Paris"),
@@ -401,8 +402,9 @@ def test_each_of_several_answers_is_counted_once_and_tags_are_no_words():
     golds = phrases(["Lima", "Rome", "Oslo"])
     assert count_phrases(golds, "<update>Lima</update> in Rome. Lima") == 2
     assert count_phrases(golds, "") == count_phrases([], "Lima") == 0
-    tags = phrases(["update", "boxed", "text"])
-    assert count_phrases(tags, r"<update> \boxed{ \text{ x } } </update>") == 0
+    tags = phrases(["update", "boxed", "text", "thinking"])
+    assert count_phrases(tags, r"<update> \boxed{ \text{ x } } </update><thinking>") == 0
+    assert phrases(["the", "yes"]) == []
     # Over a border, as over a full stop
     assert count_phrases(phrases(["Old Lima"]), r"<update>Old</update> Lima") == 1
     assert answer_recall(["Old Lima"], "<update>Lima</update>") == 0.5
