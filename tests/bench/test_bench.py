@@ -78,21 +78,9 @@ def test_lengths_are_compared_with_the_median_of_all():
 # ---------------------------------------------------------------- a real model
 
 
-def test_turns_are_compared_one_by_one_and_in_all():
-    tokens = {"ours": [10, 10, 40], "other": [10, 20, 30]}
-    found = real.compare_turns(tokens, {"ours": [1.0, 2.0, 2.0], "other": [1.0, 1.0, 3.0]})
-    assert found["tokens_per_s"] == {"ours": 12.0, "other": 12.0} and found["ratio"] == 1
-    assert found["turn_ratio"]["median"] == 1 and found["turns"] == 3
-    pages = real.pages(2).splitlines()
-    assert len(pages) == 2 * real.LINES and pages[: real.LINES] != pages[real.LINES :]
-
-
 def test_a_missing_peer_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(real, "VLLM", tmp_path / "none")
     with pytest.raises(UserError), real.vllm_rounds(True, "float32", False):
-        pass
-    monkeypatch.setattr(real, "SERVER", "raise SystemExit(1)")
-    with pytest.raises(UserError), real.llama_server(tmp_path):
         pass
 
 
