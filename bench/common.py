@@ -9,9 +9,9 @@ import random
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
-from importlib.metadata import version
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 
@@ -41,14 +41,16 @@ def machine() -> dict:
     texts = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [text.partition(":")[2].strip() for text in texts if text.startswith("model name")]
     gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
-    packages = ("torch", "transformers", "trl", *(("triton", "peft", "vllm") if gpu else ()))
-    installed = {package: version(package) for package in packages if find_spec(package)}
+    versions = {"python": platform.python_version()}
+    for package in ("torch", "transformers", "trl", *(("triton", "peft", "vllm") if gpu else ())):
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
     return gpu | {
         "cpu": models[0] if models else platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load_after": [round(x, 2) for x in os.getloadavg()],
-        "versions": {"python": platform.python_version()} | installed,
+        "versions": versions,
         "commit": git("rev-parse", "--short", "HEAD"),
         "dirty": bool(git("status", "--porcelain", "--", ".", ":!bench/results")),
         "date": datetime.now().strftime("%Y-%m-%d %H:%M"),
