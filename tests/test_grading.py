@@ -67,36 +67,33 @@ def test_extract_boxed_gives_back_balanced_content(content):
         assert found == content if balanced else found != content
 
 
-@pytest.mark.parametrize(
-    ("function", "text", "found"),
-    [
-        (extract_boxed, r"\boxed{a {b {c}} d} tail", "a {b {c}} d"),
-        (extract_boxed, r"\boxed{a} \boxed{b}", "b"),
-        (extract_boxed, r"\boxed{a} \boxed{b", None),  # the last box counts, closed or not
-        (extract_boxed, r"\boxed", None),
-        (extract_boxed, r"\boxed[a]", None),
-        (extract_boxed, "", None),
-        (extract_sentence, "Therefore, the answer is Paris.", "Paris"),
-        (extract_sentence, "the answer is Rome. No, the answer is **Paris**...", "Paris"),
-        (extract_sentence, "the answer is (Paris)", "(Paris)"),
-        (extract_sentence, "the answer is .", ""),
-        (extract_sentence, "It is Paris.", None),
-        (extract_sentence, "THE ANSWER IS Rome. So, The Answer is İzmir.", "İzmir"),
-        (extract_sentence, "", None),
-        (strip_thinking, "no thoughts", "no thoughts"),
-        (strip_thinking, "<think>a</think>b", "b"),
-        (strip_thinking, "a</think>b</think>c", "c"),  # the template opened it
-        (strip_thinking, "<think>never ends", ""),
-        (strip_thinking, "a</think>b<think>c", "b"),
-        (normalize_answer, "The  Beatles!", "beatles"),
-        (normalize_answer, "a an the", ""),
-        (normalize_answer, "U.S.A.", "usa"),
-        (normalize_answer, "Anthem", "anthem"),
-        (normalize_answer, "the–end", "–end"),
+PARTS = {  # function -> (text, what it finds)
+    extract_boxed: [
+        (r"\boxed{a {b {c}} d} tail", "a {b {c}} d"), (r"\boxed{a} \boxed{b}", "b"),
+        (r"\boxed{a} \boxed{b", None),  # the last box counts, closed or not
+        (r"\boxed", None), (r"\boxed[a]", None), ("", None),
     ],
-)
-def test_parts_of_a_response(function, text, found):
-    assert function(text) == found
+    extract_sentence: [
+        ("Therefore, the answer is Paris.", "Paris"), ("the answer is (Paris)", "(Paris)"),
+        ("the answer is Rome. No, the answer is **Paris**...", "Paris"), ("the answer is .", ""),
+        ("It is Paris.", None), ("THE ANSWER IS Rome. So, The Answer is İzmir.", "İzmir"), ("", None),
+    ],
+    strip_thinking: [
+        ("no thoughts", "no thoughts"), ("<think>a</think>b", "b"), ("<think>never ends", ""),
+        ("a</think>b</think>c", "c"),  # the template opened it
+        ("a</think>b<think>c", "b"),
+    ],
+    normalize_answer: [
+        ("The  Beatles!", "beatles"), ("a an the", ""), ("U.S.A.", "usa"), ("Anthem", "anthem"),
+        ("the–end", "–end"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("function", PARTS)
+def test_parts_of_a_response(function):
+    for text, found in PARTS[function]:
+        assert function(text) == found, text
 
 
 # prediction, answers, em, f1, sub_em, sub_em_upstream
