@@ -183,20 +183,18 @@ def rollout_cell(tiny: bool, dtype: str) -> dict:
 
 def lines_of(part: str, result: dict) -> list[dict]:
     """List what one part has measured, against its bars."""
-    ratios = {  # what was measured -> the comparison
-        f"rollout of SmolLM2, {name}: ours / {peer}": cell[f"over_{peer}"]
-        for name, cell in result.items()
-        for peer in PEERS
-        if part == "rollout"
-    } or {f"update of SmolLM2, {name}: TRL / ours": cell for name, cell in result.items()}
-    out = [
-        line(what, f"{x['ratio']}x", f"at least {x['bar']:g}x", x["met"])
-        for what, x in ratios.items()
-    ]
-    for name, cell in result.items() if part == "update" else ():
-        apart, most = cell["gradient_ours_trl"], SAME[name.partition("-")[0]]
-        what = f"update of SmolLM2, {name}: gradients apart"
-        out.append(line(what, apart, f"at most {most:g}", apart <= most))
+    out = []
+    for name, cell in result.items():
+        ratios = {"TRL / ours": cell} if part == "update" else {
+            f"ours / {peer}": cell[f"over_{peer}"] for peer in PEERS
+        }  # fmt: skip
+        for sides, x in ratios.items():
+            what, bar = f"{part} of SmolLM2, {name}: {sides}", f"at least {x['bar']:g}x"
+            out.append(line(what, f"{x['ratio']}x", bar, x["met"]))
+        if part == "update":
+            apart, most = cell["gradient_ours_trl"], SAME[cell["dtype"]]
+            what = f"update of SmolLM2, {name}: gradients apart"
+            out.append(line(what, apart, f"at most {most:g}", apart <= most))
     return out
 
 
