@@ -76,7 +76,8 @@ PARTS = {  # function -> (text, what it finds)
     extract_sentence: [
         ("Therefore, the answer is Paris.", "Paris"), ("the answer is (Paris)", "(Paris)"),
         ("the answer is Rome. No, the answer is **Paris**...", "Paris"), ("the answer is .", ""),
-        ("It is Paris.", None), ("THE ANSWER IS Rome. So, The Answer is İzmir.", "İzmir"), ("", None),
+        ("It is Paris.", None), ("", None),
+        ("THE ANSWER IS Rome. So, The Answer is İzmir.", "İzmir"),
     ],
     strip_thinking: [
         ("no thoughts", "no thoughts"), ("<think>a</think>b", "b"), ("<think>never ends", ""),
