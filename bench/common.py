@@ -9,6 +9,7 @@ import random
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from config.files import replacing
 from config.options import GRPOConfig
 from models.load import cast_parameters
 from models.logprobs import Row, logprobs, pack
@@ -38,13 +40,11 @@ def machine() -> dict:
     cpuinfo = Path("/proc/cpuinfo")
     texts = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [text.partition(":")[2].strip() for text in texts if text.startswith("model name")]
-    versions = {"python": platform.python_version()}
     gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+    versions = {"python": platform.python_version()}
     for package in ("torch", "transformers", "trl", *(("triton", "peft", "vllm") if gpu else ())):
-        try:
+        with suppress(PackageNotFoundError):
             versions[package] = version(package)
-        except PackageNotFoundError:
-            pass
     return gpu | {
         "cpu": models[0] if models else platform.machine(),
         "cores": os.cpu_count(),
@@ -61,10 +61,8 @@ def machine() -> dict:
 
 
 def paired(functions: dict[str, Callable[[], object]], repeats: int = 7) -> dict[str, list[float]]:
-    """Time functions in turns, each after a call that warms up; return the seconds of every call.
-
-    What disturbs one of a, b, c, a, b, c, .. disturbs all.
-    """
+    """Return the seconds of every call of some functions, called in turns (a, b, c, a, b, c, ..):
+    what disturbs one disturbs all. The first call of each warms up."""
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for repeat in range(repeats + 1):
         for name, function in functions.items():
@@ -126,10 +124,8 @@ def markdown(results: Sequence[dict]) -> str:
 
 def write(path: Path, result: dict) -> None:
     """Write a result as indented JSON, whole or not at all."""
-    path.parent.mkdir(exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def finish(name: str, result: dict, lines: Sequence[dict]) -> None:
@@ -175,8 +171,7 @@ def turns(
 ) -> list[Row]:
     """Make random turns of groups with so many tokens in common and of each member's own.
 
-    response: fewest and most tokens that are written. Both layouts have the same pieces. The
-    advantages are not 0 and sum to 0.
+    response: fewest and most tokens that are written. The advantages are not 0 and sum to 0.
     """
     rng, rows = random.Random(group), []
 
@@ -215,7 +210,7 @@ def our_update(model, rows: list[Row], config: GRPOConfig) -> int:
 
 
 def gradient(model) -> torch.Tensor:
-    return torch.cat([p.grad.flatten() for _, p in sorted(model.named_parameters())])
+    return torch.cat([p.grad.flatten().float() for _, p in sorted(model.named_parameters())])
 
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -12,11 +12,14 @@ from __future__ import annotations
 import random
 import sys
 import time
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 
 from agents.find import resolve
 from bench.common import against, finish, line, spread, table
+from config.errors import UserError
 from config.options import EMBEDDED
 from data import Task
 from engines.hf import TransformersEngine
@@ -67,10 +70,16 @@ def generate(model, codec: Codec, ids: list[list[int]], max_tokens: int) -> list
     return [row[:end] for row, end in zip(responses, ends, strict=True)]
 
 
-def tokens(done: list[Trajectory]) -> tuple[int, int]:
-    """Count the tokens (read, written) of all turns."""
+def rate(run: Callable[[], Iterable[Trajectory]], seed: int) -> float:
+    """Return the tokens a second, read and written, of trajectories that a side runs."""
+    torch.manual_seed(seed)
+    start = time.perf_counter()
+    done = list(run())
+    seconds = time.perf_counter() - start
+    if errors := [trajectory.error for trajectory in done if trajectory.error]:
+        raise UserError(f"A trajectory of the rollout failed: {errors[0]}.")
     turns = [turn for trajectory in done for turn in trajectory.turns]
-    return sum(len(t.prompt_ids) for t in turns), sum(len(t.response_ids) for t in turns)
+    return sum(len(turn.prompt_ids) + len(turn.response_ids) for turn in turns) / seconds
 
 
 def measure(kind: str, n_tasks: int, engine: TransformersEngine, tiny: bool) -> dict:
@@ -80,8 +89,6 @@ def measure(kind: str, n_tasks: int, engine: TransformersEngine, tiny: bool) -> 
     trajectories, longest, repeats = (8, 3, 1) if tiny else (64, 32, 5)
     n_tasks = min(n_tasks, trajectories)
     rates: dict[str, list[float]] = {"generate": [], "ours": []}
-    written: dict[str, list[float]] = {"generate": [], "ours": []}
-    before = engine.counts()
     for repeat in range(-1, repeats):
         rng = random.Random(f"{kind}/{repeat}")
         lengths = [rng.randint(2, longest) for _ in range(n_tasks)]
@@ -89,32 +96,23 @@ def measure(kind: str, n_tasks: int, engine: TransformersEngine, tiny: bool) -> 
             worlds.make_task(f"{kind}.{repeat}.{i}", n, "two_hop") for i, n in enumerate(lengths)
         ]
         jobs = [(task, g) for task in tasks for g in range(trajectories // n_tasks)]
-        before = before if repeat else engine.counts()
         for task in tasks:  # cut and encode once for both sides: the codec remembers it
             next(agent.run(task))
-        for side in rates:
-            torch.manual_seed(repeat)
-            start = time.perf_counter()
-            if side == "generate":
-                done = with_barrier(model, codec, jobs, agent)
-            else:
-                done = list(rollout(engine, agent, jobs, Sampling(1.0), seed=repeat))
-            seconds = time.perf_counter() - start
-            if repeat >= 0:
-                rates[side].append(sum(tokens(done)) / seconds)
-                written[side].append(tokens(done)[1] / seconds)
+        if repeat <= 0:
+            before = engine.counts()
+        theirs = rate(partial(with_barrier, model, codec, jobs, agent), repeat)
+        ours = rate(partial(rollout, engine, agent, jobs, Sampling(1.0), seed=repeat), repeat)
+        if repeat >= 0:
+            rates["generate"].append(theirs)
+            rates["ours"].append(ours)
     counts = {name: n - before[name] for name, n in engine.counts().items()}
     reused = counts["reused_tokens"] / (counts["reused_tokens"] + counts["prefilled_tokens"])
-    sides = {
-        side: {
-            "tokens_per_s": spread(rates[side], 0),
-            "written_per_s": spread(written[side], 0),
-        }
-        for side in rates
+    return {
+        "trajectories": kind,
+        **against(rates["ours"], rates["generate"], BAR),  # of rates: the larger one first
+        "share_of_prompts_reused": round(reused, 3),
+        **{side: {"tokens_per_s": spread(values, 0)} for side, values in rates.items()},
     }
-    # of rates: the larger one first
-    ratios = against(rates["ours"], rates["generate"], BAR)
-    return {"trajectories": kind, **ratios, "share_of_prompts_reused": round(reused, 3), **sides}
 
 
 def main(tiny: bool) -> None:

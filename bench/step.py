@@ -11,8 +11,8 @@ completions. So there are two shapes:
           side a `rollout_func` drives our agents turn by turn with TRL's own generation.
 
 Both sides have the same tasks, prompts, token limits, temperature 1, random rewards, AdamW and
-gradient clipping, and a learning rate so small that the policy stays the same. TRL runs at the
-fastest of three ways, from `on_step_begin` to `on_step_end`. Ours is all of `training_step`.
+gradient clipping, and a learning rate so small that the policy stays the same. TRL runs in the
+faster of two ways, from `on_step_begin` to `on_step_end`. Ours is all of `training_step`.
 """
 
 from __future__ import annotations
@@ -50,12 +50,7 @@ STEPS, TRIAL = {"single": 15, "agent": 9}, 2  # of the comparison, of each of TR
 CONFIG, _ = find.resolve("demo", EMBEDDED, {"temperature": (1.0,), "lr": 1e-9}, {})
 CODEC = Codec.load(EMBEDDED)
 COIN = random.Random(0)
-WAYS: dict[str, dict] = {
-    "padded": {},
-    "padded, 4 batches": {"parts": 4},
-    # with its own choice of a cache, half of the memory, a step takes 10 to 50 seconds
-    "continuous": {"cache": {"num_blocks": 256, "block_size": 64, "max_batch_tokens": 256}},
-}
+WAYS = {"padded": 1, "padded, 4 batches": 4}  # -> batches of an update; continuous ones are slower
 
 
 def score(*_) -> float:
@@ -80,11 +75,10 @@ class Shape:
 
 @dataclass(slots=True)
 class Times:
-    """Seconds and sampled tokens of every step of one side, the first of which warms up."""
+    """Seconds of every step of one side, the first of which warms up."""
 
     step: list[float] = field(default_factory=list)
     rollout: list[float] = field(default_factory=list)
-    written: list[int] = field(default_factory=list)
 
     def summary(self) -> dict[str, list[float]]:
         update = [s - r for s, r in zip(self.step, self.rollout, strict=True)]
@@ -130,7 +124,6 @@ def our_step(shape: Shape, times: Times) -> Callable[[], None]:
         grpo.training_step(None, 0)
         times.step.append(grpo.metrics["step_s"])
         times.rollout.append(grpo.metrics["rollout_s"])
-        times.written.append(grpo.metrics["written_tokens"])
         assert grpo.metrics["trained_rows"] == TASKS * GROUP * shape.turns
         assert not grpo.metrics["skipped_updates"]
 
@@ -149,7 +142,6 @@ class Timed(GRPOTrainer):
         start = time.perf_counter()
         output = super()._generate_and_score_completions(inputs)
         self.times.rollout.append(time.perf_counter() - start)
-        self.times.written.append(int(output["num_items_in_batch"]))
         return output
 
 
@@ -203,10 +195,10 @@ def reward_in_trl(completion_ids, reward: list[float] | None = None, **_) -> lis
     return reward or [score() for _ in completion_ids]
 
 
-def run_trl(shape, steps, folder, other=lambda: None, parts=1, cache=None) -> Times:
+def run_trl(shape, steps, folder, parts, other=lambda: None) -> Times:
     """Run `steps` steps of TRL's own `train()`, and one step of `other` after each of them.
 
-    parts: batches of one update. cache: of continuous batching; None = padded batches.
+    parts: batches of one update.
     """
     names, times = [task.id for task in shape.tasks], Times()
     if shape.turns == 1:
@@ -229,8 +221,6 @@ def run_trl(shape, steps, folder, other=lambda: None, parts=1, cache=None) -> Ti
         adam_beta1=CONFIG.betas[0],
         adam_beta2=CONFIG.betas[1],
         max_grad_norm=CONFIG.grad_clip,
-        use_transformers_continuous_batching=bool(cache),
-        transformers_continuous_batching_config=cache,
     )
     trainer = Timed(
         load_model(EMBEDDED, device="cpu"),
@@ -253,10 +243,10 @@ def run_trl(shape, steps, folder, other=lambda: None, parts=1, cache=None) -> Ti
 def cell(shape: Shape, folder: str, tiny: bool) -> dict:
     """Try each of TRL's ways, then run the fastest and our module in turns."""
     trial, steps = (1, 1) if tiny else (TRIAL, STEPS[shape.name])
-    trials = {name: run_trl(shape, 1 + trial, folder, **way) for name, way in WAYS.items()}
+    trials = {name: run_trl(shape, 1 + trial, folder, parts) for name, parts in WAYS.items()}
     best = min(trials, key=lambda name: median(trials[name].step[1:]))
     ours = Times()
-    theirs = run_trl(shape, 1 + steps, folder, our_step(shape, ours), **WAYS[best])
+    theirs = run_trl(shape, 1 + steps, folder, WAYS[best], our_step(shape, ours))
     sides = {"trl": theirs.summary(), "ours": ours.summary()}
     ratios = {name: against(sides["trl"][name], sides["ours"][name]) for name in sides["ours"]}
     return {
@@ -269,7 +259,6 @@ def cell(shape: Shape, folder: str, tiny: bool) -> dict:
             side: {name: spread(values) for name, values in found.items()}
             for side, found in sides.items()
         },
-        "tokens_written": {"trl": spread(theirs.written[1:]), "ours": spread(ours.written[1:])},
         "ratio_rollout": ratios["rollout"]["ratio"],
         "ratio_update": ratios["update"]["ratio"],
         **against(sides["trl"]["step"], sides["ours"]["step"], BAR),

@@ -52,7 +52,6 @@ class BaseConfig:
     layers: int = 3
     intermediate: int = 256  # width of the feed-forward layers
     seed: int = 0
-    layout: str = "shared"  # order of the update prompt: section first, or as in the paper
 
 
 # ---------------------------------------------------------------- tokenizer
@@ -62,8 +61,8 @@ def make_tokenizer(pieces: Iterable[str] | None = None, after_blank: Iterable[st
     """Make a tokenizer for any text: one token a word of the generated English, else bytes.
 
     pieces: further strings of one token each; None: `template_pieces`. after_blank: likewise, with
-    or without a blank before them. Every byte is a piece, so nothing is unknown. A text that starts
-    without a space gets one, so that "Anna" and " Anna" are the same token.
+    or without a blank before them. A text that starts without a space gets one, so that "Anna" and
+    " Anna" are the same token.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -271,60 +270,52 @@ def written_answer(needed: list[Fact]) -> str:
 # ---------------------------------------------------------------- examples
 
 
+def example(codec: Codec, prompt: Prompt, response: str) -> Example:
+    """Return a turn of which the whole response is learnt."""
+    ids = [*codec.encode(response), codec.tokenizer.eos_token_id]
+    return prompt.ids(codec), ids, [1.0] * len(ids)
+
+
 def examples(
     rng: random.Random, config: BaseConfig, codec: Codec, careful: float
 ) -> Iterator[Example]:
     """Yield one step's turns: updates, answers, both with a look back, documents read whole."""
-    memagent, rememr1, full = (
-        agent(name, layout=config.layout).on(codec) for name in ("memagent", "rememr1", "full")
-    )
+    memagent, rememr1, full = (agent(name).on(codec) for name in ("memagent", "rememr1", "full"))
 
     def draw(n_sections: int, kinds: tuple[str, ...] = ("one_fact", "two_hop")) -> Task:
         return worlds.make_task(rng.random(), n_sections, rng.choice(kinds))
 
-    def turn(prompt: Prompt, question: str, demonstrator=demonstrate) -> Example:
-        response = demonstrator(rng, prompt, question, careful)
-        ids = [*codec.encode(response), codec.tokenizer.eos_token_id]
-        return prompt.ids(codec), ids, [1.0] * len(ids)
+    def asking(reader, name: str, task: Task, section: str = "", **slots: str) -> Prompt:
+        slots |= {"problem": task.question} | ({"section": section} if section else {})
+        return reader.prompt(name, 0, final=not section, **slots)
 
-    def sections(task: Task, reader) -> list[str]:
-        return codec.cut(task.document, reader.config.chunk_tokens)
-
-    limits = memagent.config
-    for _ in range(config.updates):  # with the first or the second section of a document
-        task = draw(2)
-        parts, n = sections(task, memagent), rng.randrange(2)
+    for final in [False] * config.updates + [True] * config.answers:
+        task = draw(2)  # an update is of its first or its second section
+        parts = codec.cut(task.document, memagent.config.chunk_tokens)
+        n = len(parts) if final else rng.randrange(2)
         before = parse_facts(" ".join(parts[:n]))  # known only by what the memory holds of it
         memory = some_memory(rng, task.question, before, config.absent)
-        slots = dict(problem=task.question, section=parts[n], memory=memory)
-        yield turn(memagent.prompt("update", limits.memory_tokens, **slots), task.question)
-    for _ in range(config.answers):
-        task = draw(2)
-        memory = some_memory(rng, task.question, parse_facts(task.document), config.absent)
-        slots = dict(problem=task.question, memory=memory)
-        prompt = memagent.prompt("final", limits.final_tokens, final=True, **slots)
-        yield turn(prompt, task.question)
+        name, section = ("final", "") if final else ("update", parts[n])
+        prompt = asking(memagent, name, task, section, memory=memory)
+        yield example(codec, prompt, demonstrate(rng, prompt, task.question, careful))
     for final in [False] * config.recalls + [True] * config.recall_answers:
         task = draw(3, worlds.KINDS)
-        parts = sections(task, rememr1)
+        parts = codec.cut(task.document, rememr1.config.chunk_tokens)
         n = len(parts) if final else rng.randrange(3)
         before = [parse_facts(section) for section in parts[:n]]
         memory, recalled = some_state(rng, task.question, before, config.absent)
-        slots = dict(problem=task.question, memory=memory, recalled_memory=recalled or NOT_RECALLED)
-        if final:
-            limit = rememr1.config.final_tokens
-            prompt = rememr1.prompt("recall_final", limit, final=True, **slots)
-        else:
-            limit = rememr1.config.most_step_tokens
-            prompt = rememr1.prompt("recall_update", limit, section=parts[n], **slots)
-        yield turn(prompt, task.question, demonstrate_recall)
+        slots = {"memory": memory, "recalled_memory": recalled or NOT_RECALLED}
+        name, section = ("recall_final", "") if final else ("recall_update", parts[n])
+        prompt = asking(rememr1, name, task, section, **slots)
+        yield example(codec, prompt, demonstrate_recall(rng, prompt, task.question, careful))
     for _ in range(config.full):  # now and then the document does not hold the answer
         task = draw(rng.randint(1, config.full_sections))
         if rng.random() < config.absent:
             subjects = {fact[0] for fact in parse_facts(task.document)}
             if absent := [person for person in worlds.PEOPLE if person not in subjects]:
                 task.question = f"Where is {rng.choice(absent)}?"
-        yield turn(next(full.run(task)), task.question)
+        prompt = next(full.run(task))
+        yield example(codec, prompt, demonstrate(rng, prompt, task.question, careful))
 
 
 def some_memory(rng: random.Random, question: str, facts: list[Fact], absent: float) -> str:
@@ -444,56 +435,51 @@ def step_items(
     return [*dense(rng, codec, 32 if early else 4), *examples(rng, config, codec, careful)]
 
 
+def show(step: int, loss: float) -> None:
+    if step % 100 == 0:
+        print(f"step {step}: loss {loss:.4f}", flush=True)
+
+
 Draw = Callable[[int, random.Random, BaseConfig, Codec, float], list[Example]]
 
 
 def imitate(
-    model, tokenizer, config: BaseConfig, out: Path, draw: Draw = step_items,
-    log: Callable[[int, float], None] = print, every: int = 100,
-) -> None:  # fmt: skip
-    """Train a model on what a demonstrator writes, and write it to `out`, now and at the end.
+    model, tokenizer, config: BaseConfig, out: Path, draw: Draw = step_items, log=show
+) -> None:
+    """Train a model on what a demonstrator writes, and write it to `out`.
 
     At first the demonstrator is always careful: the policy learns to find and to copy. Then, for
     `careless_steps` at a low rate, it is careful only now and then, and the policy becomes as
     careless without losing what it can do.
     """
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # of the files written on the way: `log` shows one for the whole
     codec = Codec(tokenizer)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.01
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: base_rate(step, config))
     rng = random.Random(config.seed)
-    losses: list[float] = []
-    n_steps = config.steps + config.careless_steps
-    for step in range(n_steps):
+    for step in range(config.steps + config.careless_steps):
         items = draw(step, rng, config, codec, 1.0 if step < config.steps else config.careful)
-        total = sum(sum(weight) for _, _, weight in items)
-        losses.append(0.0)
+        total, summed = sum(sum(weight) for _, _, weight in items), 0.0
         for ids, rows, weights in batches(items, codec.end_id):
             loss = step_loss(model, ids, rows, weights) / total
             loss.backward()
-            losses[-1] += loss.item()
+            summed += loss.item()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        if (step + 1) % every == 0:
-            log(step + 1, sum(losses) / len(losses))
-            losses.clear()
-        if (step + 1) % 200 == 0 or step + 1 == n_steps:
-            model.save_pretrained(out)
-            tokenizer.save_pretrained(out)
+        log(step + 1, summed)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
 
 
-def train_base(config: BaseConfig, out: Path, log=print, every: int = 100) -> None:
+def train_base(config: BaseConfig, out: Path, log=show) -> None:
     """Train the base policy of MemAgent and ReMemR1 and write it to `out`."""
     tokenizer = make_tokenizer()
     model = make_model(len(tokenizer), config)
-    imitate(model, tokenizer, config, out, log=log, every=every)
-    files.dump(out / "agent.yaml", agent=READING | {"layout": config.layout})
+    imitate(model, tokenizer, config, out, log=log)
+    files.dump(out / "agent.yaml", agent=READING | {"layout": "shared"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

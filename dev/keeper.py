@@ -31,8 +31,6 @@ UPDATE = '<tool_call>{"name": "manage_memory", "arguments": {"operation": "updat
 DELETE = '<tool_call>{"name": "delete_memory", "arguments": {"memory_id": "'
 ID, END = '", "memory_id": "', '"}}</tool_call>'
 ENTRY = re.compile(r"\[(m\d+)\] (\S+) (\w+) (\w+) (\w+)\.")
-# of `demonstrate` where it is careless: cumulative
-CARELESS = (("create", 0.5), ("nothing", 0.75), ("update", 0.92), ("delete", 1.0))
 # fields of BaseConfig, chosen by what GRPO makes of it on the dev split (dev/LESSONS.md)
 TRAINING = dict(steps=1800, careless_steps=60)
 EPISODES = 6  # in a step
@@ -99,14 +97,13 @@ def careful_calls(stored: dict[str, Fact], fact: Fact) -> list[str]:
 
 def careless_calls(rng: random.Random, stored: dict[str, Fact], fact: Fact) -> list[str]:
     drawn = rng.random()
-    what = next(name for name, share in CARELESS if drawn < share)
     ids = [id for id in stored if id.startswith("m")]
-    if what == "create":
+    if drawn < 0.5:
         return [create(fact)]
-    if what == "nothing" or not ids:
+    if drawn < 0.75 or not ids:
         return []
     chosen = rng.choice(ids)
-    if what == "update":
+    if drawn < 0.92:
         return [update(fact, chosen)]
     del stored[chosen]
     return [f"{DELETE}{chosen}{END}"]
@@ -152,11 +149,9 @@ def episode(rng: random.Random, codec: Codec, careful: float, careless: float) -
         else:
             learnt = demonstrate(rng, prompt, careful)
             response = demonstrate(rng, prompt, careless if rng.random() < 0.5 else 1.0)
-        prompt_ids = prompt.ids(codec)
-        ids = [*codec.encode(learnt), codec.tokenizer.eos_token_id]
-        yield prompt_ids, ids, [1.0] * len(ids)
+        yield base.example(codec, prompt, learnt)
         done = codec.encode(response)
-        turn = Turn(prompt, prompt_ids, [*done], [], Finish.STOP, codec.decode(done))
+        turn = Turn(prompt, prompt.ids(codec), [*done], [], Finish.STOP, codec.decode(done))
         try:
             prompt = steps.send(turn)
         except StopIteration:
@@ -168,11 +163,9 @@ def step_items(
 ) -> list[Example]:
     """Draw the examples of a step, at first mostly lists of facts."""
     early = step < config.dense_steps
-    turns = [
-        turn
-        for _ in range(2 if early else EPISODES)
-        for turn in episode(rng, codec, careful, config.careful)
-    ]
+    turns: list[Example] = []
+    for _ in range(2 if early else EPISODES):
+        turns += episode(rng, codec, careful, config.careful)
     return [*base.dense(rng, codec, 32 if early else 4), *turns]
 
 

@@ -73,25 +73,18 @@ TRAININGS = {
         "--lr 2e-4 --tasks-per-step 8 --group-size 8 --outcome f1",
     ),
 }  # fmt: skip
-HELD_OUT = {  # suite -> which questions are evaluated
+HELD_OUT = {  # suite -> which questions are evaluated, here and by bench.pipeline
     "passages": "--together 16 --n 96",
     "ruler-hqa": "--source-split validation --n 128",
 }
-# evaluation -> model ("": untrained), source, suite, lengths, agents
-EVERYONE = "memagent,full,bm25,oracle"
+# evaluation of what ships -> questions, lengths, weight in the choice of the agent that `ask` reads
+# with: one question in five is one whose document does not answer it
 EVALUATIONS = {
-    "passages": ("shipped", "xquad", "passages", "4,16,64", EVERYONE),
-    "passages-256": ("shipped", "xquad", "passages", "256", EVERYONE),
-    "absent": ("shipped", "xquad", "passages --absent 1", "4,16,64", "memagent,full,bm25"),
-    "absent-256": ("shipped", "xquad", "passages --absent 1", "256", "memagent,full,bm25"),
-    "warm": ("reading/adapter", "xquad", "passages", "4,16", "memagent"),
-    "untrained": ("", "xquad", "passages", "4,16", "memagent,full"),
-    "hotpotqa": ("shipped", "hotpotqa", "ruler-hqa", "10,50", EVERYONE),
-    "hotpotqa-untrained": ("", "hotpotqa", "ruler-hqa", "10,50", "memagent"),
+    "passages": ("passages", "4,16,64", 0.8),
+    "passages-256": ("passages", "256", 0.8),
+    "absent": ("passages --absent 1", "4,16,64", 0.2),
+    "absent-256": ("passages --absent 1", "256", 0.2),
 }
-# evaluation -> weight in the choice of the agent that `ask` reads with: one question in five is one
-# whose document does not answer it
-CHOSEN_BY = {"passages": 0.8, "passages-256": 0.8, "absent": 0.2, "absent-256": 0.2}
 
 
 # ---------------------------------------------------------------- command lines
@@ -129,30 +122,26 @@ def training(name: str, out: Path, adapter: Path | None, scale: float = 1) -> li
     return words if "--lora-rank" in words else [*words, "--lora-rank", "16"]
 
 
-def recipe(
-    sources: dict[str, str], out: Path, scale: float = 1, processes: int = 0
-) -> dict[Path, list[str]]:
+def recipe(sources: dict[str, str], out: Path, processes: int = 0) -> dict[Path, list[str]]:
     """Return all commands in order, by what each makes. processes: that train side by side."""
     commands, adapter = sets(sources, out), None
     side_by_side = ["--device", "cpu", "--devices", str(processes)] if processes else []
     for name in TRAININGS:
-        commands[out / name / "model"] = training(name, out, adapter, scale) + side_by_side
+        commands[out / name / "model"] = training(name, out, adapter) + side_by_side
         adapter = out / name / "adapter"
-    made = out / "reader"
-    commands[out / "reader-adapter"] = ["export", str(adapter.parent), "--out", str(made)]
-    return commands
+    words = ["export", str(adapter.parent), "--out", str(out / "reader")]
+    return commands | {out / "reader-adapter": words}
 
 
 def evaluations(sources: dict[str, str], out: Path) -> dict[Path, list[str]]:
     """Return the commands of the evaluations, greedy, by the summary that each makes."""
     commands = {}
-    for name, (policy, source, how, lengths, agents) in EVALUATIONS.items():
-        suite = how.split()[0]
-        words = ["eval", "--model", str(out / policy) if policy else "smollm2"]
-        words += ["--suite", *how.split(), *HELD_OUT[suite].split(), "--data", sources[source]]
-        words += ["--filler", sources["extra"], "--lengths", lengths, "--agents", agents]
+    for name, (how, lengths, _) in EVALUATIONS.items():
+        words = ["eval", "--model", str(out / "shipped"), "--suite", *how.split()]
+        words += [*HELD_OUT["passages"].split(), "--data", sources["xquad"]]
+        words += ["--filler", sources["extra"], "--lengths", lengths, "--agents"]
+        words += ["memagent,full,bm25", "--top-k", "2"]  # sections that bm25 reads
         words += ["--not-found", "say", "--temperatures", "0"]
-        words += ["--top-k", "2"] if "bm25" in agents else []  # sections that it reads
         commands[out / name / "summary.json"] = [*words, "--runs", str(out), "--name", name]
     return commands
 
@@ -173,10 +162,7 @@ def run(commands: dict[Path, list[str]]) -> None:
 
 
 def ship(adapter: Path, folder: Path) -> None:
-    """Write the adapter with its weights in bfloat16, in which it computes, and its settings.
-
-    The folder's README.md, with the licences, stays.
-    """
+    """Write the adapter with its weights in bfloat16, in which it computes, and its settings."""
     weights = {name: w.to(torch.bfloat16) for name, w in load_file(adapter / WEIGHTS).items()}
     make_folder(folder)
     for name in ("adapter_config.json", "agent.yaml", "trained_on.csv"):
@@ -188,12 +174,12 @@ def best_by_length(summaries: list[tuple[dict, float]]) -> list[list]:
     """Return [tokens of the documents, the agent that answered best], for `ask`, by length.
 
     summaries: of evaluations, with their weights. A tie is won by the agent that reads section by
-    section. The oracle, which knows the evidence, is not offered.
+    section.
     """
     means: dict[int, dict[str, float]] = {}  # number of passages -> agent -> weighted mean
     tokens: dict[int, float] = {}  # of the whole document: bm25 has read less of it
     for summary, weight in summaries:
-        for cell in (cell for cell in summary["cells"] if cell["agent"] != "oracle"):
+        for cell in summary["cells"]:
             n, agent = cell["length"], cell["agent"]
             at = means.setdefault(n, {})
             at[agent] = at.get(agent, 0.0) + weight * cell["mean"]
@@ -206,8 +192,12 @@ def best_by_length(summaries: list[tuple[dict, float]]) -> list[list]:
 
 def note_best(folder: Path, out: Path) -> None:
     """Write into the settings of the adapter in `folder` which agent `ask` reads with."""
-    read = (json.loads((out / name / "summary.json").read_text()) for name in CHOSEN_BY)
-    best = best_by_length([*zip(read, CHOSEN_BY.values(), strict=True)])
+    best = best_by_length(
+        [
+            (json.loads((out / name / "summary.json").read_text()), weight)
+            for name, (*_, weight) in EVALUATIONS.items()
+        ]
+    )
     settings = read_yaml(folder / "agent.yaml") | {"ask": {"best": best}}
     with replacing(folder / "agent.yaml") as path:
         path.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
@@ -262,7 +252,6 @@ def main(arguments: list[str] | None = None) -> int:
     help = f"folder with {', '.join(LOCAL.values())}"
     parser.add_argument("--data", metavar="DIR", required=True, help=help)
     parser.add_argument("--out", type=Path, default=Path("runs/reader"), help="folder of it all")
-    parser.add_argument("--steps-scale", type=float, default=1.0, help="factor on all steps")
     parser.add_argument("--processes", type=int, default=0, help="train in so many, on the CPU")
     parser.add_argument("--evaluate", action="store_true", help="then evaluate what ships")
     parser.add_argument("--list", action="store_true", help="print the commands, run none")
@@ -270,7 +259,7 @@ def main(arguments: list[str] | None = None) -> int:
     out, shipped = given.out, given.out / "shipped"
     try:
         sources = found(given.data)
-        commands = recipe(sources, out, given.steps_scale, given.processes)
+        commands = recipe(sources, out, given.processes)
         after = evaluations(sources, out) if given.evaluate else {}
         if given.list:
             lines = (f"python cli.py {shlex.join(words)}" for words in (commands | after).values())

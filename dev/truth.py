@@ -1,12 +1,10 @@
-"""Compare the graders with the originals' own, on generated responses and answers.
+"""Compare the graders with MemAgent's own, on generated responses and answers.
 
-    python -m dev.truth --memagent FOLDER --rememr1 FOLDER --ruler FOLDER
-
-One folder is enough. Each is a checkout (BytedTsinghua-SIA/MemAgent, syr-cn/ReMemR1, NVIDIA/RULER),
-whose functions are imported and run unchanged; what they import beside the standard library is
-replaced by stubs. Printed for each function: pairs compared, pairs that differ, and how many of
-these each rule explains. A rule holds for a pair only if the two sides agree once its cause is
-taken away. Pairs that no rule explains are printed, and the exit code is 1.
+`python -m dev.truth FOLDER`: FOLDER is a checkout of BytedTsinghua-SIA/MemAgent, whose functions
+are imported and run unchanged; what they import beside the standard library is replaced by stubs.
+Printed for each function: pairs compared, pairs that differ, and how many of these each rule
+explains. A rule holds for a pair only if the two sides agree once its cause is taken away. Pairs
+that no rule explains are printed, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -36,7 +34,6 @@ from data import (
     extract_sentence,
     grade,
     normalize_answer,
-    ruler_match,
     strip_thinking,
 )
 
@@ -252,7 +249,7 @@ def seen_rules(theirs: Grader) -> dict[str, Rule]:
     }
 
 
-def rewards(name: str, file: Path, pairs: list[Pair]) -> int:
+def rewards(file: Path, pairs: list[Pair]) -> int:
     """Compare the reward of training."""
     theirs = quietly(imported(file).compute_score)
     rules = {
@@ -265,7 +262,7 @@ def rewards(name: str, file: Path, pairs: list[Pair]) -> int:
             and "" in (_plain(gold.lower()) for gold in a)
         ),
     }
-    return compare(f"boxed_reward / {name} compute_score", boxed_reward, theirs, pairs, rules)
+    return compare("boxed_reward / compute_score", boxed_reward, theirs, pairs, rules)
 
 
 def pipelines(pipeline: Callable, pairs: list[Pair]) -> int:
@@ -316,27 +313,17 @@ def pipeline_rules(form: str, ours: Grader, theirs: Grader) -> dict[str, Rule]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    for name in ("memagent", "rememr1", "ruler"):
-        parser.add_argument(f"--{name}", type=Path, metavar="FOLDER", help="its checkout")
+    parser = argparse.ArgumentParser(prog="python -m dev.truth", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("memagent", type=Path, metavar="FOLDER")
     parser.add_argument("--pairs", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     pairs = [*wrapped(args.pairs, args.seed), *fuzz(2 * args.pairs, args.seed)]
-    score, tools = "verl/utils/reward_score/hotpotqa.py", "taskutils/memory_eval/utils/__init__.py"
+    utils = imported(args.memagent / "taskutils/memory_eval/utils/__init__.py")
     print(f"{'function: ours / theirs':<50} {'pairs':>7} {'differ':>7}  of which")
-    unexplained = 0
-    for checkout in filter(None, (args.memagent, args.rememr1)):
-        unexplained += rewards(checkout.name, checkout / score, pairs)
-    if args.memagent:
-        pipeline = pipeline_of(args.memagent, imported(args.memagent / tools))
-        unexplained += pipelines(pipeline, pairs)
-    if args.ruler:
-        match = imported(args.ruler / "scripts/eval/synthetic/constants.py").string_match_all
-        asked = [(response, [*answers, "Rome"]) for response, answers in pairs[: args.pairs]]
-        in_percent = lambda r, a: round(100 * ruler_match(r, a), 2)  # noqa: E731
-        theirs = lambda r, a: match([r], [a])  # noqa: E731
-        unexplained += compare("ruler_match / string_match_all", in_percent, theirs, asked, {})
+    unexplained = rewards(args.memagent / "verl/utils/reward_score/hotpotqa.py", pairs)
+    unexplained += pipelines(pipeline_of(args.memagent, utils), pairs)
     print(f"{unexplained:,} unexplained" if unexplained else "all explained")
     return int(unexplained > 0)
 

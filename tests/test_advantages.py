@@ -43,29 +43,28 @@ def test_golden_advantages(preset):
     assert [row.advantage for row in training_rows([group()], by_mean)] == pytest.approx(wanted)
 
 
-def test_alpha_one_is_the_outcome_alone_and_alpha_zero_the_turns_alone():
-    each = advantages_of(group(), GRPOConfig(alpha=1.0, normalisation="mean"))
-    assert each == [[0.5] * 3, [-0.5] * 3, [-0.5] * 3, [0.5] * 3]
-    each = advantages_of(group(), GRPOConfig(alpha=0.0, normalisation="mean"))
-    assert [of_turns[0] for of_turns in each] == [1, 0, -1, 0]
+def each_of(found: Group, **fields) -> list[list[float]]:
+    return advantages_of(found, GRPOConfig(**{"normalisation": "mean"} | fields))
 
 
-def test_a_group_of_one_has_no_baseline():
-    each = advantages_of(group([1], [[2], [1], [1]]), GRPOConfig(alpha=0.8, normalisation="mean"))
-    assert each == [pytest.approx([0.8 + 0.4, 0.8 + 0.2, 0.8 + 0.2])]
+def test_alpha_weighs_the_outcome_and_the_turns_and_a_group_of_one_has_no_baseline():
+    assert each_of(group(), alpha=1.0) == [[0.5] * 3, [-0.5] * 3, [-0.5] * 3, [0.5] * 3]
+    assert [of_turns[0] for of_turns in each_of(group(), alpha=0.0)] == [1, 0, -1, 0]
+    (alone,) = each_of(group([1], [[2], [1], [1]]), alpha=0.8)
+    assert alone == pytest.approx([0.8 + 0.4, 0.8 + 0.2, 0.8 + 0.2])
+    assert each_of(group([1], [[2]]), alpha=0.0) == [[2.0]]
 
 
-def test_a_turn_that_one_trajectory_alone_has_reached_earns_nothing_of_its_own():
+@pytest.mark.parametrize("normalisation", ["mean", "std"])
+def test_a_turn_that_one_trajectory_alone_has_reached_earns_nothing_of_its_own(normalisation):
     g = group()
     for trajectory in g.trajectories[1:]:
         del trajectory.turns[1]
-    for normalisation in ("mean", "std"):
-        each = advantages_of(g, GRPOConfig(alpha=0.0, normalisation=normalisation))
-        assert each[0][1] == 0 and each[0][0] > 0
-    each = advantages_of(g, GRPOConfig(alpha=0.8, normalisation="mean"))
-    assert each[0][1] == pytest.approx(0.8 * 0.5)  # what is left is the outcome's part
-    # a group of one stays as it is
-    assert advantages_of(group([1], [[2]]), GRPOConfig(alpha=0.0, normalisation="mean")) == [[2.0]]
+    each = each_of(g, alpha=0.0, normalisation=normalisation)
+    assert each[0][1] == 0 and each[0][0] > 0
+    outcome = each_of(g, alpha=1.0, normalisation=normalisation)[0][1]
+    each = each_of(g, alpha=0.8, normalisation=normalisation)
+    assert each[0][1] == pytest.approx(0.8 * outcome)  # what is left is the outcome's part
 
 
 def test_final_turns_are_compared_with_final_turns_wherever_they_stand():
@@ -74,7 +73,7 @@ def test_final_turns_are_compared_with_final_turns_wherever_they_stand():
     failed.turns = failed.turns[:1]
     short = g.trajectories[1]  # and one that had a section less
     del short.turns[1]
-    each = advantages_of(g, GRPOConfig(alpha=0.0, normalisation="mean"))
+    each = each_of(g, alpha=0.0)
     assert [of_turns[0] for of_turns in each] == [1, 0, -1, 0]
     assert len(each[0]) == 1 and [each[2][1], each[3][1]] == pytest.approx([0.5, -0.5])
     assert [each[i][-1] for i in (1, 2, 3)] == pytest.approx([1 / 3, -2 / 3, 1 / 3])
@@ -113,15 +112,10 @@ def test_one_rule_says_what_a_signal_is(a, b, differ):
 
 
 def test_split_credit_divides_the_outcome_and_not_what_is_a_turns_own():
-    share, split = (
-        advantages_of(group(), GRPOConfig(normalisation="mean", alpha=0.8, credit=credit))
-        for credit in ("share", "split")
-    )
-    outcome = [0.5, -0.5, -0.5, 0.5]
-    for a, both, divided in zip(outcome, share, split, strict=True):
-        assert [x - y for x, y in zip(both, divided, strict=True)] == pytest.approx(
-            [0.8 * (a - a / 3)] * 3
-        )
+    share, split = (each_of(group(), alpha=0.8, credit=credit) for credit in ("share", "split"))
+    for a, both, divided in zip([0.5, -0.5, -0.5, 0.5], share, split, strict=True):
+        less = [x - y for x, y in zip(both, divided, strict=True)]
+        assert less == pytest.approx([0.8 * (a - a / 3)] * 3)
 
 
 def test_state_mean_is_the_mean_over_trajectories_of_the_mean_over_their_turns():
@@ -132,6 +126,5 @@ def test_state_mean_is_the_mean_over_trajectories_of_the_mean_over_their_turns()
     config = GRPOConfig(normalisation="mean", aggregation="trajectory_mean", group_size=4)
     rows = training_rows([g], config)
     for row, weight in zip(rows, token_weights(rows, config), strict=True):
-        assert weight == pytest.approx(
-            1 / (len(row.response_ids) * (2 if row.trajectory == 1 else 3) * 4)
-        )
+        n_turns = 2 if row.trajectory == 1 else 3
+        assert weight == pytest.approx(1 / (len(row.response_ids) * n_turns * 4))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import string
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from config.errors import UserError
@@ -28,55 +27,35 @@ from data import (
 )
 from tasks.mentions import answer_recall, count_phrases, phrases, separate_words
 
-REWARDS = [
-    # MemAgent's reward (arXiv 2507.02259, eq. 6) case by case
-    (r"\boxed{Paris}", ["Paris"], 1),
-    (r"\boxed{Paris.}", ["Paris"], 0),
-    (r"\boxed{ New York City }", ["New York City"], 1),
-    (r"\boxed{\text{Paris}}", ["Paris"], 0),
-    (r"\boxed Paris", ["Paris"], 1),
-    (r"\fbox{Paris}", ["Paris"], 0),
-    (r"\boxed{Paris} or rather \boxed{Rome}", ["Paris"], 0),
-    (r"\boxed{Rome} or rather \boxed{Paris}", ["Paris"], 1),
-    (r"\boxed{" + "x" * 300 + "}", ["x" * 300], 0),
-    (r"\boxed{" + "x" * 290 + "}", ["x" * 290], 1),
-    (r"\boxed{the Beatles}", ["Beatles"], 0),
-    ("Paris", ["Paris"], 0),
-    # the rules in words
-    (r"\boxed{PARIS}", ["paris"], 1),
-    (r"\boxed{paris}", ["PARIS"], 1),
-    (r"\boxed{Rome}", ["Paris", "Rome"], 1),
-    (r"\boxed{Paris", ["Paris"], 0),
-    (r"\boxed[Paris]", ["Paris"], 0),
-    (r"\boxed", ["Paris"], 0),
-    (r"\boxed{}", ["Paris"], 0),
-    ("", ["Paris"], 0),
-    (r"\boxed{Paris}" + "." * 287, ["Paris"], 1),  # 13 + 287: just inside the last 300 characters
-    (r"\boxed{Paris}" + "." * 288, ["Paris"], 0),
-    (r"so $\boxed Paris$ it is", ["Paris"], 1),
-    (r"\boxed Rome$ and \boxed{Paris}", ["Paris"], 0),  # a box with a space goes first
-    (r"\boxed{a{b}c}", ["a{b}c"], 1),
-    (r"\boxed{Par" + "\n" + "is}", ["Paris"], 1),
-    (r"\boxed{50\%}", ["50"], 1),
-    (r"\boxed{\$5}", ["5"], 1),
-    (r"\boxed{90^{\circ}}", ["90"], 1),
-    (r"\boxed{90^\circ}", ["90"], 1),
-    (r"\boxed{\tfrac{1}{2}}", [r"\frac{1}{2}"], 1),
-    (r"\boxed{\dfrac{1}{2}}", [r"\frac{1}{2}"], 1),
-    (r"\boxed{\left(1\right)}", ["(1)"], 1),
-    (r"\boxed{1\!000}", ["1000"], 1),
-    (r"\boxed{1 .5}", ["1 0.5"], 1),
-    (r"\boxed{\frac{.5}{2}}", [r"\frac{0.5}{2}"], 1),
-    (r"\boxed{a\\b}", [r"a\b"], 1),
-    (r"\boxed{İstanbul}", ["İstanbul"], 1),  # its lower case is one character longer
-    (r"<think>\boxed{Rome}</think>\boxed{Paris}", ["Paris"], 1),
-    (r"<think>\boxed{Paris}</think>I do not know", ["Paris"], 0),
-]
+# response, accepted answer: MemAgent's reward (arXiv 2507.02259, eq. 6)
+EARNS = [
+    (r"\boxed{Paris}", "Paris"), (r"\boxed{ New York City }", "New York City"),
+    (r"\boxed Paris", "Paris"), (r"\boxed{Rome} or rather \boxed{Paris}", "Paris"),
+    (r"\boxed{" + "x" * 290 + "}", "x" * 290), (r"\boxed{PARIS}", "paris"),
+    (r"\boxed{paris}", "PARIS"), (r"so $\boxed Paris$ it is", "Paris"),
+    (r"\boxed{Paris}" + "." * 287, "Paris"),  # 13 + 287: just inside the last 300 characters
+    (r"\boxed{a{b}c}", "a{b}c"), (r"\boxed{Par" + "\n" + "is}", "Paris"), (r"\boxed{50\%}", "50"),
+    (r"\boxed{\$5}", "5"), (r"\boxed{90^{\circ}}", "90"), (r"\boxed{90^\circ}", "90"),
+    (r"\boxed{\tfrac{1}{2}}", r"\frac{1}{2}"), (r"\boxed{\dfrac{1}{2}}", r"\frac{1}{2}"),
+    (r"\boxed{\left(1\right)}", "(1)"), (r"\boxed{1\!000}", "1000"), (r"\boxed{1 .5}", "1 0.5"),
+    (r"\boxed{\frac{.5}{2}}", r"\frac{0.5}{2}"), (r"\boxed{a\\b}", r"a\b"),
+    (r"\boxed{İstanbul}", "İstanbul"),  # its lower case is one character longer
+    (r"<think>\boxed{Rome}</think>\boxed{Paris}", "Paris"),
+]  # fmt: skip
+EARNS_NOTHING = [
+    (r"\boxed{Paris.}", "Paris"), (r"\boxed{\text{Paris}}", "Paris"), (r"\fbox{Paris}", "Paris"),
+    (r"\boxed{Paris} or rather \boxed{Rome}", "Paris"), (r"\boxed{" + "x" * 300 + "}", "x" * 300),
+    (r"\boxed{the Beatles}", "Beatles"), ("Paris", "Paris"), (r"\boxed{Paris", "Paris"),
+    (r"\boxed[Paris]", "Paris"), (r"\boxed", "Paris"), (r"\boxed{}", "Paris"), ("", "Paris"),
+    (r"\boxed{Paris}" + "." * 288, "Paris"), (r"<think>\boxed{Paris}</think>No idea", "Paris"),
+    (r"\boxed Rome$ and \boxed{Paris}", "Paris"),  # a box with a space goes first
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("response", "answers", "reward"), REWARDS)
-def test_boxed_reward(response, answers, reward):
-    assert boxed_reward(response, answers) == reward
+def test_boxed_reward():
+    assert [pair for pair in EARNS if boxed_reward(pair[0], [pair[1]]) != 1] == []
+    assert [pair for pair in EARNS_NOTHING if boxed_reward(pair[0], [pair[1]]) != 0] == []
+    assert boxed_reward(r"\boxed{Rome}", ["Paris", "Rome"]) == 1
 
 
 @given(st.text(alphabet="ab{}\\ $x", max_size=40))
@@ -88,104 +67,78 @@ def test_extract_boxed_gives_back_balanced_content(content):
         assert found == content if balanced else found != content
 
 
-@pytest.mark.parametrize(
-    ("function", "text", "found"),
-    [
-        (extract_boxed, r"\boxed{a {b {c}} d} tail", "a {b {c}} d"),
-        (extract_boxed, r"\boxed{a} \boxed{b}", "b"),
-        (extract_boxed, r"\boxed{a} \boxed{b", None),  # the last box counts, closed or not
-        (extract_boxed, r"\boxed", None),
-        (extract_boxed, "", None),
-        (extract_sentence, "Therefore, the answer is Paris.", "Paris"),
-        (extract_sentence, "the answer is Rome. No, the answer is **Paris**...", "Paris"),
-        (extract_sentence, "the answer is (Paris)", "(Paris)"),
-        (extract_sentence, "the answer is .", ""),
-        (extract_sentence, "It is Paris.", None),
-        (extract_sentence, "THE ANSWER IS Rome. So, The Answer is İzmir.", "İzmir"),
-        (extract_sentence, "", None),
-        (strip_thinking, "no thoughts", "no thoughts"),
-        (strip_thinking, "<think>a</think>b", "b"),
-        (strip_thinking, "a</think>b</think>c", "c"),  # the template opened it
-        (strip_thinking, "<think>never ends", ""),
-        (strip_thinking, "a</think>b<think>c", "b"),
-        (normalize_answer, "The  Beatles!", "beatles"),
-        (normalize_answer, "a an the", ""),
-        (normalize_answer, "U.S.A.", "usa"),
-        (normalize_answer, "Anthem", "anthem"),
-        (normalize_answer, "the–end", "–end"),
+PARTS = {  # function -> (text, what it finds)
+    extract_boxed: [
+        (r"\boxed{a {b {c}} d} tail", "a {b {c}} d"), (r"\boxed{a} \boxed{b}", "b"),
+        (r"\boxed{a} \boxed{b", None),  # the last box counts, closed or not
+        (r"\boxed", None), (r"\boxed[a]", None), ("", None),
     ],
-)
-def test_parts_of_a_response(function, text, found):
-    assert function(text) == found
+    extract_sentence: [
+        ("Therefore, the answer is Paris.", "Paris"), ("the answer is (Paris)", "(Paris)"),
+        ("the answer is Rome. No, the answer is **Paris**...", "Paris"), ("the answer is .", ""),
+        ("It is Paris.", None), ("", None),
+        ("THE ANSWER IS Rome. So, The Answer is İzmir.", "İzmir"),
+    ],
+    strip_thinking: [
+        ("no thoughts", "no thoughts"), ("<think>a</think>b", "b"), ("<think>never ends", ""),
+        ("a</think>b</think>c", "c"),  # the template opened it
+        ("a</think>b<think>c", "b"),
+    ],
+    normalize_answer: [
+        ("The  Beatles!", "beatles"), ("a an the", ""), ("U.S.A.", "usa"), ("Anthem", "anthem"),
+        ("the–end", "–end"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("function", PARTS)
+def test_parts_of_a_response(function):
+    for text, found in PARTS[function]:
+        assert function(text) == found, text
 
 
 # prediction, answers, em, f1, sub_em, sub_em_upstream
 METRICS = [
-    ("Paris", ["Paris"], 1, 1, 1, 1),
-    ("the Beatles", ["Beatles"], 1, 1, 1, 1),
-    ("Paris, France", ["Paris"], 0, 2 / 3, 1, 1),
-    ("Paris", ["Paris, France"], 0, 2 / 3, 0, 1),
+    ("Paris", ["Paris"], 1, 1, 1, 1), ("the Beatles", ["Beatles"], 1, 1, 1, 1),
+    ("Paris, France", ["Paris"], 0, 2 / 3, 1, 1), ("Paris", ["Paris, France"], 0, 2 / 3, 0, 1),
     ("a", ["apple"], 0, 0, 0, 1),  # upstream: containment either way
-    ("The", ["anything"], 0, 0, 0, 1),
-    ("no", ["Norway"], 0, 0, 0, 1),
+    ("The", ["anything"], 0, 0, 0, 1), ("no", ["Norway"], 0, 0, 0, 1),
     ("yes", ["yes"], 1, 1, 1, 1),
     ("yes it is", ["yes"], 0, 0, 1, 1),  # the guard: no half points for yes
-    ("yes", ["yes it is"], 0, 0, 0, 1),
-    ("noanswer", ["no answer"], 0, 0, 0, 0),
+    ("yes", ["yes it is"], 0, 0, 0, 1), ("noanswer", ["no answer"], 0, 0, 0, 0),
     ("no", ["yes"], 0, 0, 0, 0),
     ("Rome", ["Paris", "Rome"], 1, 1, 1, 0),  # any accepted answer, upstream the first alone
     ("", ["Paris"], 0, 0, 0, 0),
     (None, ["Paris"], 0, 0, 0, 0),  # 1.0 in vime
-    ("", [""], 0, 0, 0, 0),
-    ("apple", ["A"], 0, 0, 0, 1),
+    ("", [""], 0, 0, 0, 0), ("apple", ["A"], 0, 0, 0, 1),
     # golds of articles or punctuation alone equal themselves alone; MemAgent's finds "" anywhere
-    ("a", ["A"], 1, 1, 1, 1),
-    ("(A)", ["A"], 1, 1, 1, 1),
-    ("...", ["A"], 0, 0, 0, 1),
-    ("The", ["A"], 0, 0, 0, 1),
-    ("the", ["The"], 1, 1, 1, 1),
-    ("A dog", ["A"], 0, 0, 0, 1),
-    ("A", ["B", "A"], 1, 1, 1, 1),
-    ("...", ["..."], 1, 1, 1, 1),
-    ("?", ["..."], 0, 0, 0, 1),
-    ("- .", ["! ."], 0, 0, 0, 1),
-    ("…", ["…"], 1, 1, 1, 1),
-    ("Paris", ["…"], 0, 0, 0, 0),
+    ("a", ["A"], 1, 1, 1, 1), ("(A)", ["A"], 1, 1, 1, 1), ("...", ["A"], 0, 0, 0, 1),
+    ("The", ["A"], 0, 0, 0, 1), ("the", ["The"], 1, 1, 1, 1), ("A dog", ["A"], 0, 0, 0, 1),
+    ("A", ["B", "A"], 1, 1, 1, 1), ("...", ["..."], 1, 1, 1, 1), ("?", ["..."], 0, 0, 0, 1),
+    ("- .", ["! ."], 0, 0, 0, 1), ("…", ["…"], 1, 1, 1, 1), ("Paris", ["…"], 0, 0, 0, 0),
     (" ", [" "], 0, 0, 0, 1),
     # LaTeX around words counts as its content, but MemAgent's metric sees the letters
     (r"\text{Paris}", ["Paris"], 1, 1, 1, 1),
     (r"$\textbf{Clara }\emph{Meyer}$", ["Clara Meyer"], 1, 1, 1, 0),
-    (r"\mathrm{yes}", ["yes"], 1, 1, 1, 1),
-    (r"\\operatorname*{Lima}", ["lima"], 1, 1, 1, 1),
+    (r"\mathrm{yes}", ["yes"], 1, 1, 1, 1), (r"\\operatorname*{Lima}", ["lima"], 1, 1, 1, 1),
     (r"\mathbf{New}\ \textit{York}", ["New York"], 1, 1, 1, 0),
-    (r"42\,\text{km}", ["42 km"], 1, 1, 1, 0),
-    ("Paris", [r"\text{Paris}"], 1, 1, 1, 1),
-    (r"\text{A}", ["A"], 1, 1, 1, 1),
-    (r"\sqrt{2}", ["2"], 0, 0, 1, 1),
+    (r"42\,\text{km}", ["42 km"], 1, 1, 1, 0), ("Paris", [r"\text{Paris}"], 1, 1, 1, 1),
+    (r"\text{A}", ["A"], 1, 1, 1, 1), (r"\sqrt{2}", ["2"], 0, 0, 1, 1),
     (r"C:\textures", [r"C:\ures"], 0, 0, 0, 0),
     # Unicode's punctuation, full-width and decomposed letters, signs that nobody sees
-    ("北京。", ["北京"], 1, 1, 1, 1),
-    ("《红楼梦》", ["红楼梦"], 1, 1, 1, 1),
-    ("Ｐａｒｉｓ！", ["Paris"], 1, 1, 1, 0),
-    ("O’Brien", ["O'Brien"], 1, 1, 1, 0),
-    ("“Heroes”", ["Heroes"], 1, 1, 1, 1),
-    ("1990–1995", ["1990-1995"], 1, 1, 1, 0),
-    ("Zoe\u0308", ["Zo\u00eb"], 1, 1, 1, 0),
-    ("Pa\u200bris", ["Paris"], 1, 1, 1, 0),
-    ("ﾄｳｷｮｳ", ["トウキョウ"], 1, 1, 1, 0),
-    ("€5", ["5"], 0, 0, 1, 1),
+    ("北京。", ["北京"], 1, 1, 1, 1), ("《红楼梦》", ["红楼梦"], 1, 1, 1, 1),
+    ("Ｐａｒｉｓ！", ["Paris"], 1, 1, 1, 0), ("O’Brien", ["O'Brien"], 1, 1, 1, 0),
+    ("“Heroes”", ["Heroes"], 1, 1, 1, 1), ("1990–1995", ["1990-1995"], 1, 1, 1, 0),
+    ("Zoe\u0308", ["Zo\u00eb"], 1, 1, 1, 0), ("Pa\u200bris", ["Paris"], 1, 1, 1, 0),
+    ("ﾄｳｷｮｳ", ["トウキョウ"], 1, 1, 1, 0), ("€5", ["5"], 0, 0, 1, 1),
     # characters are the words of a script without blanks
-    ("北京市", ["北京"], 0, 4 / 5, 1, 1),
-    ("東京タワー", ["東京"], 0, 4 / 7, 1, 1),
-    ("上海", ["北京"], 0, 0, 0, 0),
-    ("2023年", ["2023年5月"], 0, 2 / 3, 0, 1),
-    ("สยาม", ["สย"], 0, 2 / 3, 1, 1),
-    ("iPhone手机", ["iPhone"], 0, 1 / 2, 1, 1),
-    ("서울 시", ["서울"], 0, 2 / 3, 1, 1),
-    ("Paris", [], 0, 0, 0, 0),
+    ("北京市", ["北京"], 0, 4 / 5, 1, 1), ("東京タワー", ["東京"], 0, 4 / 7, 1, 1),
+    ("上海", ["北京"], 0, 0, 0, 0), ("2023年", ["2023年5月"], 0, 2 / 3, 0, 1),
+    ("สยาม", ["สย"], 0, 2 / 3, 1, 1), ("iPhone手机", ["iPhone"], 0, 1 / 2, 1, 1),
+    ("서울 시", ["서울"], 0, 2 / 3, 1, 1), ("Paris", [], 0, 0, 0, 0),
     ("a b c", ["b c d"], 0, 4 / 5, 0, 1),  # the article goes: b c against b c d
     (".", ["Paris"], 0, 0, 0, 1),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("pred", "answers", "em", "f", "sub", "upstream"), METRICS)
@@ -233,6 +186,7 @@ def test_ruler_match(pred, golds, value):
     assert ruler_match(pred, golds) == value
 
 
+@settings(max_examples=50)
 @given(st.text(max_size=30), st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=3))
 def test_metrics_are_ordered_and_bounded(pred, answers):
     for metric in (exact_match, f1, sub_em, sub_em_upstream, ruler_match):
@@ -242,13 +196,40 @@ def test_metrics_are_ordered_and_bounded(pred, answers):
         assert f1(pred, answers) == sub_em(pred, answers) == 1
 
 
-def test_score_of_a_boxed_response():
-    s = grade(r"<think>the answer is Rome</think> It is \boxed{ The Paris }", ["Paris", "Lutetia"])
-    expected = ("The Paris", 0, 1, 1, 1, 1)
-    assert (s.pred, s.reward, s.em, s.f1, s.sub_em, s.sub_em_upstream) == expected
-    assert grade(r"\boxed{Paris}", ["Paris"]).reward == 1
-    s = grade(r"\boxed{\text{Clara Meyer}}", ["Clara Meyer"])  # the reward is MemAgent's
-    assert (s.reward, s.em, s.f1, s.sub_em) == (0, 1, 1, 1)
+# ---------------------------------------------------------------- the scores of a response
+
+# response, answers, form -> what is shown, reward, em, f1, sub_em, sub_em_upstream
+SCORES = [
+    (r"<think>the answer is Rome</think> It is \boxed{ The Paris }", ["Paris", "Lutetia"], "boxed",
+     ("The Paris", 0, 1, 1, 1, 1)),
+    (r"\boxed{Paris}", ["Paris"], "boxed", ("Paris", 1, 1, 1, 1, 1)),
+    (r"\boxed{\text{Clara Meyer}}", ["Clara Meyer"], "boxed",
+     (r"\text{Clara Meyer}", 0, 1, 1, 1, 1)),  # the reward is MemAgent's
+    (r"\boxed{Rome}, so the answer is *Paris*.", ["Paris"], "sentence", ("Paris", 1, 1, 1, 1, 1)),
+    ("the answer is the Paris", ["Paris"], "sentence",
+     ("the Paris", 0, 1, 1, 1, 1)),  # the reward keeps articles, whatever the form
+    ("Lima", ["Lima"], "plain", ("Lima", 1, 1, 1, 1, 1)),
+    ("<think>Oslo?</think>\n\n**lima**.", ["Oslo", "Lima"], "plain", ("lima", 1, 1, 1, 1, 0)),
+    ("the Beatles", ["Beatles"], "plain", ("the Beatles", 0, 1, 1, 1, 1)),
+    ("It is Lima.", ["Lima"], "plain", ("It is Lima", 0, 0, 1 / 2, 1, 1)),
+    ("Lima", ["Lima, Peru"], "plain", ("Lima", 0, 0, 2 / 3, 0, 1)),
+    ("Heroes", ['"Heroes"'], "plain",
+     ("Heroes", 1, 1, 1, 1, 1)),  # the accepted answer has quotes of its own
+    ("Apple Inc.", ["Apple Inc."], "plain", ("Apple Inc", 1, 1, 1, 1, 1)),
+    ("The U.S.", ["the U.S."], "plain", ("The U.S.", 1, 1, 1, 1, 1)),
+    ("Lima\nIt is by the sea.", ["Lima"], "plain",
+     ("Lima\nIt is by the sea", 0, 0, 1 / 3, 1, 1)),  # all lines are the answer
+    ("Oslo", ["Lima"], "plain", ("Oslo", 0, 0, 0, 0, 0)),
+    (r"\boxed{Lima}", ["Lima"], "plain", ("Lima", 1, 1, 1, 1, 1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("response", "answers", "form", "scores"), SCORES)
+def test_scores_of_a_response(response, answers, form, scores):
+    s = grade(response, answers, form)
+    assert s.pred == scores[0]
+    assert (s.reward, s.em, s.f1, s.sub_em, s.sub_em_upstream) == pytest.approx(scores[1:])
+    assert extract_answer(response, form) == (s.pred, True)
 
 
 @pytest.mark.parametrize(
@@ -264,41 +245,37 @@ def test_a_box_of_blanks_is_right_for_memagent_alone(response, upstream):
     assert (s.pred, s.reward, s.em, s.f1, s.sub_em, s.sub_em_upstream) == ("", 0, 0, 0, 0, upstream)
 
 
-def test_score_of_a_sentence():
-    s = grade(r"\boxed{Rome}, so the answer is *Paris*.", ["Paris"], "sentence")
-    assert (s.pred, s.reward, s.em) == ("Paris", 1, 1)
-    # The reward keeps articles, whatever the form
-    assert grade("the answer is the Paris", ["Paris"], "sentence").reward == 0
-
-
 @pytest.mark.parametrize(
-    "response", ["", "Paris", "\\boxed \n", "<think>the answer is Paris \\boxed{Paris}"]
-)
-@pytest.mark.parametrize("form", ["boxed", "sentence"])
-def test_a_response_without_an_answer_scores_nothing(response, form):
-    s = grade(response, ["Paris"], form)
-    assert (s.pred, s.reward, s.em, s.f1, s.sub_em, s.sub_em_upstream) == (None, 0, 0, 0, 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("response", "share"),
+    ("response", "forms"),
     [
-        (r"\boxed{12, 34 and 56}", 1), (r"\boxed{12, 34}", 2 / 3), (r"\boxed{34}", 1 / 3),
-        (r"\boxed{}", 0), ("12 34 56", 0), ("", 0),
+        ("", "boxed sentence plain"), ("\\boxed \n", "boxed sentence"), ("Paris", "boxed sentence"),
+        ("<think>the answer is Paris \\boxed{Paris}", "boxed sentence plain"), (" \n", "plain"),
+        ("<think>Paris</think> ", "plain"),
     ],
 )  # fmt: skip
-def test_where_every_answer_is_asked_for_the_share_of_them_counts(response, share):
-    s = grade(response, ["12", "34", "56"], all_asked=True)
-    assert s.reward == s.sub_em == pytest.approx(share)
-    assert grade(
-        "the answer is 56 and 12.", ["12", "34", "56"], "sentence", True
-    ).reward == pytest.approx(2 / 3)
-    assert grade(r"\boxed{34}", ["12", "34", "56"]).reward == 1  # else any one of them is right
-
-
-def test_score_refuses_other_forms():
+def test_a_response_without_an_answer_scores_nothing(response, forms):
+    for form in forms.split():
+        s = grade(response, ["Paris"], form)
+        assert (s.pred, s.reward, s.em, s.f1, s.sub_em, s.sub_em_upstream) == (None, 0, 0, 0, 0, 0)
+        assert extract_answer(response, form)[1] is False
     with pytest.raises(UserError):
-        grade("x", ["x"], "json")
+        grade(response, ["Paris"], "json")
+
+
+@pytest.mark.parametrize(
+    ("response", "form", "share"),
+    [
+        (r"\boxed{12, 34 and 56}", "boxed", 1), (r"\boxed{12, 34}", "boxed", 2 / 3),
+        (r"\boxed{34}", "boxed", 1 / 3), (r"\boxed{}", "boxed", 0), ("12 34 56", "boxed", 0),
+        ("", "boxed", 0), ("the answer is 56 and 12.", "sentence", 2 / 3),
+        ("12\n34\n78.", "plain", 2 / 3),
+    ],
+)  # fmt: skip
+def test_where_every_answer_is_asked_for_the_share_of_them_counts(response, form, share):
+    s = grade(response, ["12", "34", "56"], form, all_asked=True)
+    assert s.reward == s.sub_em == pytest.approx(share)
+    if response == r"\boxed{34}":  # else any one of them is right
+        assert grade(response, ["12", "34", "56"]).reward == 1
 
 
 # ---------------------------------------------------------------- the plain form
@@ -367,40 +344,6 @@ def test_unwrapping_ends_and_leaves_something(text):
         assert s.reward == 1 and s.pred == once
 
 
-@pytest.mark.parametrize(
-    ("response", "answers", "reward", "em", "f", "sub"),
-    [
-        ("Lima", ["Lima"], 1, 1, 1, 1),
-        ("<think>Oslo?</think>\n\n**lima**.", ["Oslo", "Lima"], 1, 1, 1, 1),
-        ("the Beatles", ["Beatles"], 0, 1, 1, 1),  # the reward keeps articles, whatever the form
-        ("It is Lima.", ["Lima"], 0, 0, 1 / 2, 1),
-        ("Lima", ["Lima, Peru"], 0, 0, 2 / 3, 0),
-        ("Heroes", ['"Heroes"'], 1, 1, 1, 1),  # the accepted answer has quotes of its own
-        ("Apple Inc.", ["Apple Inc."], 1, 1, 1, 1),
-        ("The U.S.", ["the U.S."], 1, 1, 1, 1),
-        ("Lima\nIt is by the sea.", ["Lima"], 0, 0, 1 / 3, 1),  # all lines are the answer
-        ("Oslo", ["Lima"], 0, 0, 0, 0),
-        ("\\boxed{Lima}", ["Lima"], 1, 1, 1, 1),
-    ],
-)
-def test_score_of_a_plain_answer(response, answers, reward, em, f, sub):
-    s = grade(response, answers, "plain")
-    assert (s.reward, s.em, s.f1, s.sub_em) == (reward, em, pytest.approx(f), sub)
-    assert extract_answer(response, "plain") == (s.pred, True)
-
-
-@pytest.mark.parametrize("response", ["", " \n", "<think>Lima", "<think>Lima</think> "])
-def test_no_plain_answer_is_a_blank_one(response):
-    s = grade(response, ["Lima"], "plain")
-    assert (s.pred, s.reward, s.em, s.f1, s.sub_em, s.sub_em_upstream) == (None, 0, 0, 0, 0, 0)
-    assert extract_answer(response, "plain") == ("", False)
-
-
-def test_all_answers_asked_for_may_stand_on_lines_of_their_own():
-    s = grade("12\n34\n56.", ["12", "34", "78"], "plain", all_asked=True)
-    assert s.reward == s.sub_em == pytest.approx(2 / 3)
-
-
 def test_a_long_plain_answer_takes_no_time():
     """No layer is searched for in quadratic time, which would take hours of these."""
     for text in (
@@ -430,45 +373,36 @@ PLACES = [
 ]  # fmt: skip
 
 
-def memories(n: int, seed: int):
-    """Yield n random memories: some words, and somewhere among them "{}" for an answer."""
-    rng = random.Random(seed)
-    words = "Anna met Otto, in 1950. the river; Mr. well-known (then)".split()
-    for _ in range(n):
-        around = [" ".join(rng.choices(words, k=rng.randint(0, 9))) for _ in "ab"]
-        blank = [rng.choice([" ", "\n", "; "]) if text else "" for text in around]
-        yield around[0] + blank[0] + rng.choice(PLACES) + blank[1] + around[1]
+LONGER = {  # words -> others that have them inside
+    "Lima": ["Limassol", "Climax", "Lima2", "Limas", "Lima-Callao", "O'Lima"],
+    "12": ["112", "12.5", "1,012", "12,500", "2012", "12:30", "12th", "B-12", "1912-13"],
+    "Cole": ["Coleman", "McCole", "Cole's", "Nicole"],
+    "update": ["Updated"],
+    "Rome": ["Jerome", "Romeo"],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", [17, 18])
-def test_an_answer_is_seen_whatever_stands_around_it_and_no_longer_word_is_it(seed):
-    longer = {
-        "Lima": ["Limassol", "Climax", "Lima2", "Limas", "Lima-Callao", "O'Lima"],
-        "12": ["112", "12.5", "1,012", "12,500", "2012", "12:30", "12th", "B-12", "1912-13"],
-        "Cole": ["Coleman", "McCole", "Cole's", "Nicole"],
-        "update": ["Updated"],
-        "Rome": ["Jerome", "Romeo"],
-    }
-    rng, wrong = random.Random(seed), []
-    for memory in memories(2500, seed):
-        if seen := seed == 17:
-            answer = rng.choice(NAMES)
-            shown = rng.choice([answer, answer.lower(), answer.upper()])
-        else:
-            answer = rng.choice([*longer])
-            shown = rng.choice(longer[answer])
-        text = memory.format(shown)
-        if (count_phrases(phrases([answer]), text), answer_recall([answer], text)) != (seen, seen):
-            wrong.append((answer, text))
-    assert not wrong, (len(wrong), wrong[:5])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "around", ["{}", "Anna met Otto, in 1950. {}\nwell-known", "(then); {} Mr."]
+)
+def test_an_answer_is_seen_whatever_stands_around_it_and_no_longer_word_is_it(place, around):
+    shown = [(name, form) for name in NAMES for form in (name, name.lower(), name.upper())]
+    hidden = [(name, longer) for name, words in LONGER.items() for longer in words]
+    for pairs, seen in ((shown, True), (hidden, False)):
+        for answer, words in pairs:
+            text = around.format(place.format(words))
+            found = count_phrases(phrases([answer]), text), answer_recall([answer], text)
+            assert found == (seen, seen), (answer, text)
 
 
 def test_each_of_several_answers_is_counted_once_and_tags_are_no_words():
     golds = phrases(["Lima", "Rome", "Oslo"])
     assert count_phrases(golds, "<update>Lima</update> in Rome. Lima") == 2
     assert count_phrases(golds, "") == count_phrases([], "Lima") == 0
-    tags = phrases(["update", "boxed", "text"])
-    assert count_phrases(tags, r"<update> \boxed{ \text{ x } } </update>") == 0
+    tags = phrases(["update", "boxed", "text", "thinking"])
+    assert count_phrases(tags, r"<update> \boxed{ \text{ x } } </update><thinking>") == 0
+    assert phrases(["the", "yes"]) == []
     # Over a border, as over a full stop
     assert count_phrases(phrases(["Old Lima"]), r"<update>Old</update> Lima") == 1
     assert answer_recall(["Old Lima"], "<update>Lima</update>") == 0.5
@@ -487,6 +421,5 @@ def test_each_of_several_answers_is_counted_once_and_tags_are_no_words():
 )
 def test_text_with_blanks_between_its_words_is_normalised_as_in_the_metrics(words):
     text = " ".join(word + mark for word, mark in words)
-    assert separate_words(text) == normalize_answer(text) and separate_words(
-        text.replace(" ", "\n(")
-    ) == normalize_answer(text)
+    assert separate_words(text) == normalize_answer(text)
+    assert separate_words(text.replace(" ", "\n(")) == normalize_answer(text)

@@ -18,7 +18,7 @@ from config.options import GRPOConfig
 from data import Task
 from embedded import tiny
 from engines.hf import TransformersEngine
-from grpo import GRPO, advantages, advantages_of, policy_loss, rate_of, training_rows
+from grpo import GRPO, advantages_of, policy_loss, rate_of, training_rows
 from memagent import Finish, Group, Prompt, Trajectory, Turn
 from models.load import inner, with_lora
 from models.logprobs import Row, _HeadLogProbs, logprobs, mask_head, pack
@@ -132,7 +132,7 @@ ways = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(rows, ways, st.randoms(use_true_random=False))
 def test_an_update_is_the_formulas(codec, rows, how, rng):
     """Whatever is shared among rows, cut into passes, recomputed, or in which order."""
@@ -199,28 +199,23 @@ def test_pack_holds_every_row_once_within_its_budget(rows, budget):
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_only_what_is_asked_for_reaches_the_head_and_in_chunks(policy, codec, monkeypatch, keep):
+def test_only_what_is_asked_for_reaches_the_head_and_in_chunks(policy, monkeypatch, keep):
     rows = [Row([5, 6, 7, k], [*range(10, 30)], [0.0] * 20) for k in range(8, 12)]
     (batch,) = pack(rows, 10**6)
-    whole = logprobs(policy, batch)
-    assert torch.allclose(
-        whole, torch.cat([obvious_logprobs(policy, rows[i]) for i in batch.index])
-    )
+    whole = torch.cat([obvious_logprobs(policy, rows[i]) for i in batch.index])
     policy.config.vocab_size, seen = 1 << 24, []  # forces the chunked path
     monkeypatch.setattr("models.logprobs.KEPT_LOGITS", 1 << 40 if keep else 0)
     policy.lm_head.register_forward_hook(lambda m, i, o: seen.append(len(o)))
     head = _HeadLogProbs.logits  # with a gradient, on a CPU
     count = lambda *x: seen.append(len(x[0])) or head(*x)  # noqa: E731
     monkeypatch.setattr(_HeadLogProbs, "logits", staticmethod(count))
-    with torch.no_grad():
-        assert torch.allclose(whole, logprobs(policy, batch, chunk=16), atol=1e-6)
-    assert max(seen) == 16 and sum(seen) == 80
+    for gradient in (False, True):
+        seen.clear()
+        with torch.set_grad_enabled(gradient):
+            chunked = logprobs(policy, batch, chunk=16)
+        assert torch.allclose(whole, chunked, atol=1e-6) and max(seen) == 16 and sum(seen) == 80
     seen.clear()
-    chunked = logprobs(policy, batch, chunk=16)
-    assert torch.allclose(whole, chunked, atol=1e-6) and max(seen) == 16 and sum(seen) == 80
-    expected = gradients(policy, whole.sum().backward)
-    seen.clear()
-    check_same(gradients(policy, chunked.sum().backward), expected)
+    chunked.sum().backward()
     assert len(seen) == (0 if keep else 5)  # computed again, or not
 
 
@@ -239,27 +234,19 @@ def test_recomputed_layers_run_twice_and_nothing_drops_out(policy, codec, recomp
 # ---------------------------------------------------------------- rows of groups
 
 
-def group_of(rewards, n_turns=3, of_turns=None):
+def group_of(rewards, n_turns=3):
     """A group of trajectories with these rewards, None: it has none, of n updates and an answer."""
-    task, group = Task("t", "?", ("a",), "text"), Group(Task("t", "?", ("a",), "text"), [])
+    task = Task("t", "?", ("a",), "text")
+    group = Group(task, [])
     for k, reward in enumerate(rewards):
+        prompts = [Prompt((), 9, final=i == n_turns) for i in range(n_turns + 1)]
         turns = [
-            Turn(Prompt((), 9, final=i == n_turns), [i], [k + 2, i], [0.0] * 2, Finish.STOP,
-                 Text("", []))
-            for i in range(n_turns + 1)
-        ]  # fmt: skip
+            Turn(prompt, [i], [k + 2, i], [0.0] * 2, Finish.STOP, Text("", []))
+            for i, prompt in enumerate(prompts)
+        ]
         trajectory = Trajectory(task, turns, k, reward)
         (group.left_out if reward is None else group.trajectories).append(trajectory)
     return group
-
-
-@given(
-    st.lists(st.floats(0, 1, width=16), min_size=2, max_size=20), st.sampled_from(["mean", "std"])
-)
-def test_advantages_sum_to_zero_and_follow_the_order(rewards, normalisation):
-    a = advantages(rewards, normalisation)
-    assert sum(a) == pytest.approx(0, abs=1e-6)
-    assert advantages(rewards[::-1], normalisation) == pytest.approx(a[::-1], abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -311,15 +298,14 @@ def steps(grpo, n):
 
 
 def test_a_step_samples_trains_and_says_what_was_read_shared_and_computed(policy, codec):
-    first, second = steps(module(policy, codec, lr=1e-2, group_size=16), 2)
-    for m in (first, second):
+    for m in steps(module(policy, codec, lr=1e-2, group_size=16), 2):
         assert m["moved"] and 0 < m["mismatch"] < 1e-5
         assert m["prefilled_tokens"] + m["reused_tokens"] == m["read_tokens"]
         assert m["generated_tokens"] == m["written_tokens"] == m["trained_tokens"]
         assert m["turn_tokens"] == m["read_tokens"] + m["written_tokens"]
         assert m["trained_tokens"] < m["computed_tokens"] < 0.7 * m["turn_tokens"]
     (silent,) = steps(module(policy, codec, reward=lambda t: 1.0), 1)
-    assert silent.keys() == first.keys() and not silent["moved"] and not silent["computed_tokens"]
+    assert silent.keys() == m.keys() and not silent["moved"] and not silent["computed_tokens"]
 
 
 @pytest.mark.parametrize("lora_rank", [0, 4])
@@ -329,7 +315,7 @@ def test_kl_is_zero_at_first_and_its_reference_stays(policy, codec, lora_rank):
     model = with_lora(policy, config) if lora_rank else policy
     fixed = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
     grpo = module(model, codec, lr=1e-2, kl=0.1, lora_rank=lora_rank, reference=reference)
-    kls = [m["kl"] for m in steps(grpo, 3)]
+    kls = [m["kl"] for m in steps(grpo, 2)]
     assert abs(kls[0]) < 1e-6 < kls[-1]
     assert all(torch.equal(p, dict(model.named_parameters())[n]) for n, p in fixed.items())
     assert not any("reference" in name for name in grpo.state_dict())
@@ -348,8 +334,8 @@ def test_tasks_grow_when_they_are_learnt_and_have_a_temperature_each(policy, cod
     first, second = steps(module(policy, codec, lambda t: 1 + by_tokens(t), **fields), 2)
     assert (first["level"], second["level"]) == (0, 1) and second["mismatch"] < 1e-5
     assert first["surprisal"] < second["surprisal"] - 0.01  # hotter
-    (_, again) = steps(module(policy, codec, lambda t: 0.0, **fields), 2)
-    assert again["level"] == 0
+    not_learnt = module(policy, codec, lambda t: 0.0, **fields)
+    assert [m["level"] for m in steps(not_learnt, 2)] == [0, 0]
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_and_counted(policy, codec):
@@ -366,8 +352,7 @@ class Stale(TransformersEngine):
         return super().awake()
 
 
-@pytest.mark.parametrize("reward", [by_tokens, lambda t: 1.0], ids=["signal", "none"])
-@pytest.mark.parametrize("updates", [1, 3])
+@pytest.mark.parametrize(("reward", "updates"), [(by_tokens, 3), (lambda t: 1.0, 1)])
 def test_a_sampler_with_other_weights_stops_the_run(policy, codec, reward, updates):
     grpo = module(policy, codec, reward, lr=1e-3, max_mismatch=0.0, updates_per_rollout=updates)
     grpo.engine = Stale(copy.deepcopy(policy), codec)

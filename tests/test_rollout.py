@@ -12,11 +12,11 @@ from memagent import Finish, MemAgent, Prompt, Turn
 from rollout import Sampling, rollout
 from tasks import worlds
 
-MEMAGENT, FULL = tiny.agent(), tiny.agent("full")
+MEMAGENT = tiny.agent()
 
 
-def tasks(n, n_sections=3, kind="one_fact"):
-    return list(worlds.make_tasks(0, n, n_sections, kind))
+def tasks(n):
+    return list(worlds.make_tasks(0, n, 3, "one_fact"))
 
 
 def answer(prompt):
@@ -59,16 +59,14 @@ def test_sampling_that_cannot_be(wrong):
 LONG = 3000  # more than Python's calls within each other
 
 
-class Talks(MemAgent):
-    """Gives nearly all its answers itself, one after the other."""
-
-    def run(self, task):
-        for _ in range(LONG):
-            yield replace(self.prompt("final", 8, problem=task.question, memory="x"), given="ok")
-        yield self.prompt("final", 8, final=True, problem=task.question, memory="x")
-
-
 def test_an_agent_may_answer_itself_any_number_of_times(codec):
+    class Talks(MemAgent):
+        def run(self, task):
+            for n in range(LONG + 1):
+                slots = {"problem": task.question, "memory": "x"}
+                prompt = self.prompt("final", 8, final=n == LONG, **slots)
+                yield prompt if prompt.final else replace(prompt, given="ok")
+
     agent = Talks(MEMAGENT.config)
     (done,) = rollout(ScriptedEngine(codec, answer), agent, [(tasks(1)[0], 0)])
     service = Service(ScriptedEngine(codec, answer))
