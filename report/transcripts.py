@@ -45,8 +45,7 @@ class _Matcher(SequenceMatcher):
 def diff(before: str, after: str) -> list[tuple[str, str]]:
     """Return the word-level difference of two texts: pieces (same | out | in, text), in order.
 
-    Differences of white space alone are none, and the first memory says nothing. Long texts of few
-    words are compared in part.
+    Differences of white space alone are none, and the first memory says nothing.
 
     >>> diff("Anna met Otto.", "Anna met Boris.")
     [('same', 'Anna met '), ('out', 'Otto. '), ('in', 'Boris. ')]
@@ -81,8 +80,10 @@ REMARKS = {  # finish reason -> remark
     "full": "did not fit the model's window",
     "error": "failed",
 }
+# what notes raise that are another agent's, or come from a damaged file
 UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError)
-"""What notes raise that are another agent's, or come from a damaged file."""
+
+Cells = tuple[dict[str, list[str]], ...]  # an agent's table: rows of column -> lines of the cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class Step:
     changes: list[tuple[str, str]]  # `diff` of the memory before and after it
     remark: str  # on an unusual end of the turn, else ""
     lines: tuple[Line, ...]  # of the agent
-    table: tuple[dict[str, list[str]], ...]  # of the agent: column -> lines of the cell
+    table: Cells
 
     @property
     def changed(self) -> bool:
@@ -111,56 +112,48 @@ def steps_of(record: dict, agent: type[Agent] | None = None) -> list[Step]:
     aside stands with the next section.
     """
     reader, steps, ahead = _reader(record, agent), [], ()
-    turns = [turn for turn in record["turns"] if not _is_question(turn)]
+    turns = [turn for turn in record["turns"] if turn["final"] or not turn.get("frozen")]
     for k, turn in enumerate(turns):
         lines, table = _notes(reader, turn)
         if turn.get("aside"):
             ahead += tuple(replace(line, before=True) for line in lines)
-            continue
-        if turn["final"]:
-            continue
-        following = next((each for each in turns[k + 1 :] if not each.get("aside")), None)
-        if following and not following.get("frozen"):  # which is shown what its question needs
-            after = following["memory"]
-        elif turn["finish"] in WITHOUT_RESPONSE:  # it ends the trajectory
-            after = turn["memory"]
-        else:
-            after = turn.get("memory_after")
-            after = reader.memory_after(turn) if after is None else after
-        where, remark = str(turn.get("where", "")), REMARKS.get(turn["finish"], "")
-        changes = diff(turn["memory"], after)
-        steps.append(
-            Step(len(steps) + 1, turn["section"], where, changes, remark, ahead + lines, table)
-        )
-        ahead = ()
+        elif not turn["final"]:
+            where, remark = str(turn.get("where", "")), REMARKS.get(turn["finish"], "")
+            changes = diff(turn["memory"], _memory_after(reader, turn, turns[k + 1 :]))
+            shown = (where, changes, remark, ahead + lines, table)
+            steps.append(Step(len(steps) + 1, turn["section"], *shown))
+            ahead = ()
     return steps
+
+
+def _memory_after(reader: Agent, turn: dict, later: Sequence[dict]) -> str:
+    """Return the memory that a turn leaves: the one that the next prompt shows, if there is one."""
+    following = next((each for each in later if not each.get("aside")), None)
+    if following and not following.get("frozen"):  # which is shown what its question needs
+        return following["memory"]
+    if turn["finish"] in WITHOUT_RESPONSE:  # it ends the trajectory
+        return turn["memory"]
+    stored = turn.get("memory_after")
+    return reader.memory_after(turn) if stored is None else stored
 
 
 def _reader(record: dict, agent: type[Agent] | None) -> Agent:
     return (agent or find.known(record.get("agent", "")) or Agent)()
 
 
-def _notes(reader: Agent, turn: dict) -> tuple[tuple[Line, ...], tuple[dict[str, list[str]], ...]]:
+def _notes(reader: Agent, turn: dict) -> tuple[tuple[Line, ...], Cells]:
     """Return what an agent shows of a recorded turn: lines and a table. Notes that cannot be read
     give a line that says so, and no table."""
     try:
         lines = tuple(reader.lines(turn))
-    except UNREADABLE:
-        lines = (Line("notes", "cannot be read"),)
-    try:
         given = reader.extras["table"](reader, turn) if "table" in reader.extras else ()
         table = tuple(
             {name: [cell] if isinstance(cell, str) else [*map(str, cell)] for name, cell in row}
             for row in (row.items() for row in given)
         )
     except UNREADABLE:
-        table = ()
+        return (Line("notes", "cannot be read"),), ()
     return lines, table
-
-
-def _is_question(turn: dict) -> bool:
-    """Whether a turn neither reads nor answers: it asks the policy as it was before training."""
-    return bool(turn.get("frozen")) and not turn["final"]
 
 
 def runs_of(steps: Sequence[Step], most: int | None = None) -> Iterator[tuple[str, list[Step]]]:
@@ -176,13 +169,10 @@ def runs_of(steps: Sequence[Step], most: int | None = None) -> Iterator[tuple[st
     visible = {*shown}
     for is_shown, run in groupby(steps, lambda step: step.number in visible):
         run = [*run]
-        if is_shown:
-            yield "", run
-            continue
         first, last = run[0].number, run[-1].number
         which = f"Section {first:,}" if first == last else f"Sections {first:,} to {last:,}"
         why = "not shown" if {step.number for step in run} & changed else "the memory stayed"
-        yield f"{which}: {why}", run
+        yield "" if is_shown else f"{which}: {why}", run
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +180,7 @@ class End:
     """How a reading ended."""
 
     lines: tuple[Line, ...]  # of the agent, of the turns that answer
-    table: tuple[dict[str, list[str]], ...]
+    table: Cells
     section: str  # that the answering turn was shown, as all of a document at once
     where: str
     facts: dict[str, str]  # label -> answer, accepted answers, error, ...
@@ -201,7 +191,7 @@ def end_of(record: dict, agent: type[Agent] | None = None) -> End:
     last = next((k for k in reversed(range(len(turns))) if turns[k]["final"]), len(turns))
     notes = [_notes(reader, turn) for turn in turns[last:]]
     lines = tuple(line for lines, _ in notes for line in lines)
-    final = turns[last] if turns[last:] else {}
+    final = turns[last] if notes else {}
     section, where = final.get("section", "").strip(), str(final.get("where", ""))
     return End(lines, notes[0][1] if notes else (), section, where, _facts(record))
 
@@ -218,7 +208,8 @@ def _facts(record: dict) -> dict[str, str]:
         facts["answer"] = record["answer"].strip() or "(none)"
     if record["answers"]:
         if final and not formed:
-            facts["form"] = unformed(form)
+            asked = f", {ANSWER_FORMS[form]}" if form in ANSWER_FORMS else ""
+            facts["form"] = f"(not in the form that was asked for{asked})"
         facts["right answer"] = " | ".join(record["answers"])
     finishes = Counter(turn["finish"] for turn in record["turns"])
     facts["turns"] = ", ".join(f"{n} {finish}" for finish, n in finishes.items()) or "none"
@@ -229,27 +220,23 @@ def _facts(record: dict) -> dict[str, str]:
     return facts
 
 
-def unformed(form: str = "") -> str:
-    """Return the note on an answer that lacks the required form; form "" = an unknown one."""
-    name = f", {ANSWER_FORMS[form]}" if form in ANSWER_FORMS else ""
-    return f"(not in the form that was asked for{name})"
-
-
-def verdict(record: dict, score: float | None = None) -> str:
+def verdict(record: dict) -> str:
     """Return right, partly right, wrong, failed, or answered where nobody knows the right answer.
 
-    score: of an evaluation's row. Without one the answer is graded by containment: a reward may
-    hold more than the answer, such as a part for the memory.
+    A record may have the score of its row of an evaluation. Without one the answer is graded by
+    containment: a reward may hold more than the answer, such as a part for the memory.
     """
     if record["error"]:
         return "failed"
+    score = record.get("score")
     if score is None and record["answers"]:
         score = grade(record["answer"], record["answers"], record.get("form") or "boxed").sub_em
-    if score is None and record["step"] is not None:  # an episode that is paid for otherwise
-        return "no reward" if record["reward"] is None else f"reward {record['reward']:.3g}"
-    if score is None:
+    if score is not None:
+        return "right" if score >= 1 else "partly right" if score > 0 else "wrong"
+    if record["step"] is None:
         return "answered"
-    return "right" if score >= 1 else "partly right" if score > 0 else "wrong"
+    # an episode that is paid for otherwise
+    return "no reward" if record["reward"] is None else f"reward {record['reward']:.3g}"
 
 
 def origin(record: dict) -> str:
@@ -270,14 +257,6 @@ def origin(record: dict) -> str:
 LOOKS = {"same": "", "in": "green underline", "out": "red strike"}
 
 
-def styled_changes(changes: Sequence[tuple[str, str]]) -> Text:
-    """Write a difference in colours, and with the marks of `marked`, which a pipe shows too."""
-    from rich.text import Text
-
-    parts = [(marked([piece]) + " ", LOOKS[piece[0]]) for piece in changes]
-    return Text.assemble(*((clean(text), look) for text, look in parts))
-
-
 def styled(line: Line) -> Text:
     """Write an agent's line on a turn."""
     from rich.text import Text
@@ -295,34 +274,39 @@ def render(
     """
     from rich.text import Text
 
-    origins = f"{verdict(record)}; task {record['id']}, sample {record['sample']}; {origin(record)}"
-    out = [Text(clean(record["question"] or record["id"]), "bold"), Text(clean(origins), "dim")]
+    out: list[Text] = []
+
+    def add(*parts: tuple[str, str]) -> None:
+        out.append(Text.assemble(*((clean(text), style) for text, style in parts)))
+
+    def add_section(heading: str, where: str, section: str) -> None:
+        add((f"\n{heading}{where and ', '}{where}", "cyan"))
+        add((clip(section.strip(), characters), "dim"))
+
+    def add_table(rows: Cells) -> None:
+        for name, lines in (column for row in rows for column in row.items()):
+            add((f"{name}  ", "magenta"), ("\n    ".join(lines) or "-", ""))
+
     steps, end = steps_of(record, agent), end_of(record, agent)
-
-    def tabulate(rows: Sequence[dict[str, list[str]]]) -> Iterator[Text]:
-        for row in rows:
-            for name, lines in row.items():
-                words = "\n    ".join(lines) or "-"
-                yield Text.assemble((f"{clean(name)}  ", "magenta"), clean(words))
-
+    add((record["question"] or record["id"], "bold"))
+    origins = f"{verdict(record)}; task {record['id']}, sample {record['sample']}; {origin(record)}"
+    add((origins, "dim"))
     for note, run in runs_of(steps, most):
         if note:
-            out.append(Text(f"… {note} …", "italic"))
+            add((f"… {note} …", "italic"))
             continue
         for step in run:
-            where = f", {clean(step.where)}" if step.where else ""
-            out.append(Text(f"\nsection {step.number:,} of {len(steps):,}{where}", "cyan"))
-            out.append(Text(clean(clip(step.section.strip(), characters)), "dim"))
+            add_section(f"section {step.number:,} of {len(steps):,}", step.where, step.section)
             out += (styled(line) for line in step.lines if line.before)
-            remark = (f"{step.remark} ", "yellow") if step.remark else ""
-            memory = styled_changes(step.changes) if step.changes else "(empty)"
-            out.append(Text.assemble(("memory ", "magenta"), remark, memory))
+            memory = [(f"{marked([piece])} ", LOOKS[piece[0]]) for piece in step.changes]
+            remark = (f"{step.remark} " * bool(step.remark), "yellow")
+            add(("memory ", "magenta"), remark, *(memory or [("(empty)", "")]))
             out += (styled(line) for line in step.lines if not line.before)
-            out += tabulate(step.table)
-    out += [*map(styled, end.lines), *tabulate(end.table)]
+            add_table(step.table)
+    out += map(styled, end.lines)
+    add_table(end.table)
     if end.section:
-        out.append(Text(f"\nread at once{end.where and ', '}{clean(end.where)}", "cyan"))
-        out.append(Text(clean(clip(end.section, characters)), "dim"))
+        add_section("read at once", end.where, end.section)
     for name, fact in end.facts.items():
-        out.append(Text.assemble((f"{name}  ", "cyan"), clean(fact)))
+        add((f"{name}  ", "cyan"), (fact, ""))
     return Text("\n").join(out)
