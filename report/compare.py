@@ -188,10 +188,11 @@ def verdicts(summary: dict) -> list[str]:
         else:
             ends = bounds({"low": low, "high": high}, " to ", "+")
             about = f"{percent(mean, '+')} points (95 % interval {ends}, {count(pair)})"
-        which = (
-            f"{a} is better than {b}" if shown else f"Which of {a} and {b} is better is not shown"
-        )
-        sentences.append(f"{which}: they differ by {about}.")
+        if shown:
+            sentences.append(f"{a} is better than {b} by {about}.")
+        else:
+            unclear = f"{a} is not shown to be better or worse than {b}"
+            sentences.append(f"{unclear}: the difference is {about}.")
     return sentences
 
 
@@ -224,4 +225,5 @@ def comparison_page(summary: dict, title: str, notes: Sequence[str]) -> str:
         drawn = draw_accuracy(summary, first, rivals)
         parts = {"figures": figures_of(summary, first, rivals), "plots": drawn[:1]}
         parts |= {"more_plots": drawn[1:]} | tables_of(summary)
+        parts["tables"].sort(key=lambda table: not table["sign"])  # differences first
     return render(title, lead=lead, found="\n".join(more), warnings=notes, **parts)

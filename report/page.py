@@ -43,7 +43,7 @@ from report.training import (
     troubles,
     whole_rows,
 )
-from report.transcripts import end_of, origin, runs_of, steps_of, verdict
+from report.transcripts import MOST, end_of, origin, runs_of, steps_of, verdict
 from report.words import nothing_right, reader, reads_all
 from tasks.words import METRICS, title_of
 
@@ -99,7 +99,7 @@ def mark(text: str, passages: Iterable[str]) -> Markup:
 # ---------------------------------------------------------------- readings
 
 
-def reading_of(record: dict, most: int | None = 24, passages: Sequence[str] = ()) -> dict:
+def reading_of(record: dict, most: int | None = MOST, passages: Sequence[str] = ()) -> dict:
     """Return what the template shows of a record. most: of sections that are shown, and their texts
     are clipped; None: all of all. passages: marked in them."""
     steps = steps_of(record)
@@ -181,23 +181,25 @@ def figures_of(summary: dict, lead: str, agents: Sequence[str] = ()) -> list[dic
     """Return the leading agent at its longest documents and others on the same: {value, label,
     note}. agents: the others; (): the same one before training, and another way of reading."""
     records = _at_one_temperature(summary)
+    places = {(r["agent"], r["question"], r["length"]) for r in records}
     question = next(r["question"] for r in records if r["agent"] == lead)
-    length = max(r["length"] for r in records if (r["agent"], r["question"]) == (lead, question))
+    lengths = [r["length"] for r in records if (r["agent"], r["question"]) == (lead, question)]
+    shared = [n for n in lengths if all((agent, question, n) in places for agent in agents)]
+    length = max(shared or lengths)
     same = {r["agent"]: r for r in records if (r["question"], r["length"]) == (question, length)}
     if not agents:
         before = [f"{lead}@untrained", "untrained"]
         others = sorted((n for n in same if n not in (lead, *before)), key=reads_all, reverse=True)
         agents = [*[name for name in before if name in same][:1], *others[:1]]
-    return [
-        {
-            "value": f"{percent(same[name]['mean'])} %",
-            "label": reader(name),
-            "note": f"{bounds(same[name])} %, {count(same[name])}; {title_of(question)}, "
-            f"{length:,} {summary['unit']}",
-        }
-        for name in (lead, *agents)
-        if name in same
-    ]
+    place = f"{title_of(question)}, {length:,} {summary['unit']}"
+    named = (name for name in (lead, *agents) if name in same)
+    return [figure_of(reader(name), same[name], place) for name in named]
+
+
+def figure_of(label: str, record: Mapping[str, float], place: str) -> dict[str, str]:
+    """Return what the template shows large: a share with what it is of, and its interval."""
+    note = f"{bounds(record)} %, {count(record)}; {place}"
+    return {"value": f"{percent(record['mean'])} %", "label": label, "note": note}
 
 
 def draw_accuracy(summary: dict, lead: str, agents: Sequence[str] = ()) -> list[Markup]:
@@ -243,10 +245,9 @@ def _differences(summary: dict) -> list[dict]:
     return [table_of(caption, ["", "temp."], rows, "+") for caption, rows in tables.items()]
 
 
-COSTS = {  # column -> (field of a cell's record, its digits)
-    "n": ("n", 0), "tokens read": ("tokens_read", 0), "written": ("tokens_written", 0),
-    "model calls": ("model_calls", 1), "seconds": ("seconds", 2), "MiB at most": ("mib", 0),
-    "failed": ("failed", 2), "no form": ("unformed", 2),
+COSTS = {  # field of a cell's record -> column
+    "n": "n", "tokens_read": "tokens read", "tokens_written": "written", "seconds": "seconds",
+    "model_calls": "model calls", "mib": "MiB at most", "failed": "failed", "unformed": "no form",
 }  # fmt: skip
 
 
@@ -255,10 +256,13 @@ def _costs(summary: dict) -> dict:
     rows = {}
     for record in summary["cells"]:
         agent = f"{labelled(summary, record['agent'])}, {record['question']}"
-        rates = record.get("rates", {}).items()
+        means = {name: record.get(field) for field, name in COSTS.items()}
+        means |= {name.replace("_", " "): x for name, x in record.get("rates", {}).items()}
         rows[agent, f"{record['length']:,}", record["temperature"]] = {
-            name: f"{record[field]:,.{k}f}" for name, (field, k) in COSTS.items() if field in record
-        } | {name.replace("_", " "): f"{x:.3g}" for name, x in rates if x is not None}
+            name: f"{x:,.4g}" if x < 1e4 else f"{x:,.0f}"
+            for name, x in means.items()
+            if x is not None
+        }
     return table_of("Means of a question", ["agent, question", summary["unit"], "temp."], rows)
 
 

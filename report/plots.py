@@ -142,4 +142,4 @@ def label_ends(axes, lines: Mapping[str, Points], scale: float = 1) -> None:
     for k, name in enumerate(lines):
         short = clean(name) if len(name) <= NAME else f"{clean(name)[: NAME - 1]}…"
         where = {"transform": axes.transAxes, "va": "center"}
-        axes.text(1.02, at[name], short, color=SERIES[k % len(SERIES)], fontsize=10, **where)
+        axes.text(1.02, at[name], short, color=SERIES[k % len(SERIES)], **where)

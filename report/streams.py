@@ -24,11 +24,12 @@ from config.foreign import from_json
 from config.options import StreamConfig
 from config.terminal import console, say
 from report.machine import foot, note_machine
-from report.page import render, table_of
+from report.page import figure_of, render, table_of
 from report.plots import plot
 from report.summary import bounds, calibration, interval, percent, write_summary, write_text
 
 LIMITS = ("steps", "window")  # failures of a task that used up all that it was given
+MEANS = ("steps", "read_tokens", "written_tokens")  # of a task
 
 
 def summarise_stream(config: StreamConfig, outcomes: Sequence[dict], rule: str = "") -> dict:
@@ -66,10 +67,7 @@ def epochs_of(outcome: dict) -> list[dict]:
         sure = calibration((row["confidence"], row["success"]) for row in rows)
         ever |= solved
         n, lost, failed = len(rows), len(before - solved), len(rows) - len(solved)
-        means = {
-            name: fmean(row[name] for row in rows)
-            for name in ("steps", "read_tokens", "written_tokens")
-        }
+        means = {name: fmean(row[name] for row in rows) for name in MEANS}
         cells.append(
             {
                 "arm": outcome["arm"],
@@ -218,10 +216,8 @@ def _epoch(cell: dict) -> dict[str, str]:
 
 
 def _curves(summary: dict) -> list[Markup]:
-    """Draw success by epoch; nothing of a single epoch, which the tables tell of."""
+    """Draw success by epoch."""
     by_arm = _by_arm(summary)
-    if max(map(len, by_arm.values())) < 2:
-        return []
     solved, so_far = (
         {
             arm: [(c["epoch"], *(c[x] for x in fields)) for c in cells]
@@ -241,11 +237,9 @@ def stream_page(
     """Return the page of a stream. status: how far it has come, of one that is not finished."""
     last = [cells[-1] for cells in _by_arm(summary).values()]
     figures = [
-        {
-            "value": f"{percent(cell['sr'])} %",
-            "label": f"solved with {cell['arm']}",
-            "note": f"{bounds(cell)} %, n {cell['n']}, epoch {cell['epoch']}",
-        }
+        figure_of(
+            f"solved with {cell['arm']}", cell | {"mean": cell["sr"]}, f"epoch {cell['epoch']}"
+        )
         for cell in sorted(last, key=itemgetter("sr"), reverse=True)[:3]
     ]
     differences = {

@@ -6,11 +6,10 @@ The page's template (report/page.html.j2) and the terminal (`render`) show the s
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from difflib import Match, SequenceMatcher
-from itertools import groupby, takewhile
+from difflib import SequenceMatcher
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from agents import find
@@ -25,36 +24,22 @@ if TYPE_CHECKING:
 
 # ---------------------------------------------------------------- differences of memories
 
-MOST_PAIRS = 256  # equal words looked at for each word of two texts, 20 to 170 in plain English
-
-
-class _Matcher(SequenceMatcher):
-    """A matcher that is linear: of what is left by then, it finds the beginning that both have."""
-
-    looked_at = 0
-
-    def find_longest_match(self, alo=0, ahi=None, blo=0, bhi=None) -> Match:
-        self.looked_at += sum(1 + len(self.b2j.get(word, ())) for word in self.a[alo:ahi])
-        if self.looked_at > MOST_PAIRS * (len(self.a) + len(self.b)):
-            pairs = zip(self.a[alo:ahi], self.b[blo:bhi], strict=False)
-            alike = takewhile(lambda pair: pair[0] == pair[1], pairs)
-            return Match(alo, blo, sum(1 for _ in alike))
-        return super().find_longest_match(alo, ahi, blo, bhi)
-
 
 def diff(before: str, after: str) -> list[tuple[str, str]]:
     """Return the word-level difference of two texts: pieces (same | out | in, text), in order.
 
-    Differences of white space alone are none, and the first memory says nothing.
+    Differences of white space alone are none, and the first memory says nothing. In texts of
+    200 words and more frequent words are not looked for, so that it takes no time to speak of.
 
     >>> diff("Anna met Otto.", "Anna met Boris.")
     [('same', 'Anna met '), ('out', 'Otto. '), ('in', 'Boris. ')]
     """
     before, after = ("" if text.strip() == NO_MEMORY else text for text in (before, after))
     old, new = (re.findall(r"\S+\s*", text + " ") for text in (before, after))
+    if before.split() == after.split():
+        return [("same", after)] if new else []
     pieces = []
-    matcher = _Matcher(None, before.split(), after.split(), autojunk=False)
-    for kind, i, j, k, m in matcher.get_opcodes():
+    for kind, i, j, k, m in SequenceMatcher(None, before.split(), after.split()).get_opcodes():
         removed, added = "".join(old[i:j]), "".join(new[k:m])
         pieces += [("same", added)] if kind == "equal" else [("out", removed), ("in", added)]
     return [(kind, text) for kind, text in pieces if text]
@@ -156,7 +141,10 @@ def _notes(reader: Agent, turn: dict) -> tuple[tuple[Line, ...], Cells]:
     return lines, table
 
 
-def runs_of(steps: Sequence[Step], most: int | None = None) -> Iterator[tuple[str, list[Step]]]:
+MOST = 24  # sections of a reading that are shown, where not all are
+
+
+def runs_of(steps: Sequence[Step], most: int | None = MOST) -> Iterator[tuple[str, list[Step]]]:
     """Yield (note, sections) in order: without a note what is shown, with one what is not.
 
     The first and the last section are always shown, the others if something changed in them; of
@@ -211,8 +199,6 @@ def _facts(record: dict) -> dict[str, str]:
             asked = f", {ANSWER_FORMS[form]}" if form in ANSWER_FORMS else ""
             facts["form"] = f"(not in the form that was asked for{asked})"
         facts["right answer"] = " | ".join(record["answers"])
-    finishes = Counter(turn["finish"] for turn in record["turns"])
-    facts["turns"] = ", ".join(f"{n} {finish}" for finish, n in finishes.items()) or "none"
     if record["error"]:
         facts["error"] = record["error"]
     if record["answers"] or record["step"] is not None:
@@ -265,12 +251,10 @@ def styled(line: Line) -> Text:
     return Text.assemble((clean(line.label), "magenta"), " ", clean(line.text), note)
 
 
-def render(
-    record: dict, characters: int = 1200, most: int = 24, agent: type[Agent] | None = None
-) -> Text:
+def render(record: dict, characters: int = 1200, agent: type[Agent] | None = None) -> Text:
     """Render a record: sections dim, words new in the memory {+green+}, words gone [-red-].
 
-    characters: of a section. most, agent: as in `runs_of` and `steps_of`.
+    characters: of a section. agent: as in `steps_of`.
     """
     from rich.text import Text
 
@@ -291,7 +275,7 @@ def render(
     add((record["question"] or record["id"], "bold"))
     origins = f"{verdict(record)}; task {record['id']}, sample {record['sample']}; {origin(record)}"
     add((origins, "dim"))
-    for note, run in runs_of(steps, most):
+    for note, run in runs_of(steps, MOST):
         if note:
             add((f"… {note} …", "italic"))
             continue
