@@ -80,17 +80,11 @@ def _settings(runs: Sequence[Run]) -> dict[str, dict]:
     settings = {run.title: settings_of(run.config).get("eval", {}) for run in runs}
     for given in filter(None, settings.values()):
         given["suite"] = name_of(given)
-    first, *others = runs
-    for other in others:
-        for name in ("suite", "unit"):
-            ours, theirs = (
-                settings[run.title].get(name, run.summary.get(name)) for run in (first, other)
-            )
-            if ours != theirs and None not in (ours, theirs):
-                raise UserError(
-                    f"{first.title} has the {name} {ours}, {other.title} has {theirs}: they cannot "
-                    "be compared."
-                )
+    for name in ("suite", "unit"):
+        known = {run.title: settings[run.title].get(name, run.summary.get(name)) for run in runs}
+        if len({*known.values()} - {None}) > 1:
+            each = ", ".join(f"{run} has {value}" for run, value in known.items() if value)
+            raise UserError(f"The {name} is not the same, {each}: they cannot be compared.")
     return settings
 
 

@@ -43,7 +43,7 @@ from report.training import (
     troubles,
     whole_rows,
 )
-from report.transcripts import MOST, end_of, origin, runs_of, steps_of, verdict
+from report.transcripts import MOST, end_of, facts_of, origin, runs_of, steps_of, verdict
 from report.words import nothing_right, reader, reads_all
 from tasks.words import METRICS, title_of
 
@@ -110,6 +110,7 @@ def reading_of(record: dict, most: int | None = MOST, passages: Sequence[str] = 
         "n": len(steps),
         "runs": [*runs_of(steps, most)],
         "end": end_of(record),
+        "facts": facts_of(record),
         "characters": OF_A_SECTION if most else 1 << 60,
         "passages": passages,
     }
@@ -135,7 +136,7 @@ def _list_readings(records: Sequence[dict], lead: str) -> tuple[list[dict], str]
 
 
 def _steps_apart(first: Sequence[dict], last: Sequence[dict]) -> dict[str, dict]:
-    """Return a reading of the first recorded step of a training and one of the last, by headings."""
+    """Return a reading of the first step of a training and one of its last, by headings."""
     ends = {f"Step {record['step']:,}": record for record in (*first[:1], *last[:1])}
     return ends if len(ends) > 1 else {}
 

@@ -11,7 +11,6 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from math import log2
 
 from markupsafe import Markup, escape
 
@@ -112,16 +111,13 @@ def draw_lines(axes, lines: Mapping[str, Points], share: bool = False, band: boo
         axes.set_ylim(0)
 
 
-def set_lengths(axes, lengths: Sequence[float], characters: int = 52) -> None:
-    """Make x logarithmic, with as many ticks as have room in so many characters."""
+def set_lengths(axes, lengths: Sequence[float]) -> None:
+    """Make x logarithmic, with a tick for each length, of many of them for seven."""
     if lengths[0] <= 0:
         return
     axes.set_xscale("log", base=2)
     axes.set_xlim(lengths[0] / 1.3, lengths[-1] * 1.3)
-    whole, ticks = log2(lengths[-1] / lengths[0]) or 1.0, []
-    for n in reversed(lengths):  # the longest one always has its own
-        if not ticks or log2(ticks[-1] / n) / whole * characters > len(f"{n:,}"):
-            ticks.append(n)
+    ticks = lengths[:: len(lengths) // -7]  # backwards: the longest one has its own
     axes.set_xticks(ticks, [f"{n:,}" for n in ticks])
     axes.minorticks_off()
 

@@ -163,28 +163,19 @@ def runs_of(steps: Sequence[Step], most: int | None = MOST) -> Iterator[tuple[st
         yield "" if is_shown else f"{which}: {why}", run
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """How a reading ended."""
-
-    lines: tuple[Line, ...]  # of the agent, of the turns that answer
-    table: Cells
-    section: str  # that the answering turn was shown, as all of a document at once
-    where: str
-    facts: dict[str, str]  # label -> answer, accepted answers, error, ...
-
-
-def end_of(record: dict, agent: type[Agent] | None = None) -> End:
+def end_of(record: dict, agent: type[Agent] | None = None) -> Step:
+    """Return the turns that answer as one step: what they were shown, as all of a document at once,
+    and the agent's lines."""
     reader, turns = _reader(record, agent), record["turns"]
     last = next((k for k in reversed(range(len(turns))) if turns[k]["final"]), len(turns))
     notes = [_notes(reader, turn) for turn in turns[last:]]
     lines = tuple(line for lines, _ in notes for line in lines)
-    final = turns[last] if notes else {}
-    section, where = final.get("section", "").strip(), str(final.get("where", ""))
-    return End(lines, notes[0][1] if notes else (), section, where, _facts(record))
+    final, table = (turns[last], notes[0][1]) if notes else ({}, ())
+    where = str(final.get("where", ""))
+    return Step(0, final.get("section", "").strip(), where, [], "", lines, table)
 
 
-def _facts(record: dict) -> dict[str, str]:
+def facts_of(record: dict) -> dict[str, str]:
     """Map labels to the facts about the end of a trajectory.
 
     A question of a user's own has no accepted answers, and nothing that depends on them; an
@@ -291,6 +282,6 @@ def render(record: dict, characters: int = 1200, agent: type[Agent] | None = Non
     add_table(end.table)
     if end.section:
         add_section("read at once", end.where, end.section)
-    for name, fact in end.facts.items():
+    for name, fact in facts_of(record).items():
         add((f"{name}  ", "cyan"), (fact, ""))
     return Text("\n").join(out)
