@@ -1,4 +1,5 @@
-"""The pages of runs in a real Chromium, on a telephone and on a wide screen: `make test-browser`."""
+"""The pages of runs in a real Chromium, at the width of a telephone and of a wide screen: `make
+test-browser`."""
 
 import json
 

@@ -10,7 +10,7 @@ from conftest import steps_run
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from run_folders import HOSTILE, folder_of, record, row, shown, training, trajectory
+from run_folders import HOSTILE, evaluation, folder_of, record, row, shown, training, trajectory
 
 from agents.memupdate import MemUpdate
 from config.errors import UserError
@@ -63,8 +63,9 @@ def evaluated(tmp_path_factory):
         row(agent, kind, length=length, id=f"{length} {k}", reward=float(k < right), settings=agent,
             document=f"d{k % 5}", tokens_read=2000)
         for agent, right in agents.items() for kind in ("one_fact", "two_hop")
-        for length in (4, 16) for k in range(10)
+        for length in (16, 4) for k in range(10)
     ]  # fmt: skip
+    rows.insert(0, row("trained", temperature="0.0", length=16, reward=0.0, settings="trained"))
     rows += [row("mine", "own", id="x", error="gone", prediction=None)]
     records = [
         record(settings=agent, question=f"Which {k}?", id=f"16 {k}", cell=cell_of(agent, 16))
@@ -102,6 +103,7 @@ def test_numbers_and_differences_stand_in_tables(evaluated):
         "untrained", "trained before training", "whole document in the prompt",
         "reading only what matches the question",
     ]  # fmt: skip
+    assert "temp. 4 16" in page.text.partition("trained minus untrained")[2]
     for part in ("+40.0", "full (top_k 2)", "2,000", "Warning: 2 of the 9 questions"):
         assert part in page.text
     assert '<td class="few">' in page.html  # of a single question
@@ -177,6 +179,8 @@ def test_an_evaluation_without_a_right_answer_says_what_that_means(tmp_path):
         rows = [row("memagent", id=str(k), reward=0.0, **more) for k in range(4)]
         assert nothing_right(summarise(rows), rows) == NOTHING[remedy]
     assert NOTHING["empty"] in shown(write_report(folder_of(tmp_path / "run", rows))).text
+    part = evaluation(tmp_path / "part", rows)  # which may have a right answer yet
+    assert NOTHING["empty"] not in shown(write_report(part)).text
     rows[3] |= {"reward": 1.0, "sub_em": 1.0}
     assert nothing_right(summarise(rows), rows) == "" == nothing_right(summarise([]), [])
 
@@ -212,7 +216,7 @@ def test_names_at_the_ends_of_lines_do_not_lie_on_each_other():
     from matplotlib.figure import Figure
 
     axes = Figure().add_subplot()
-    ends = (0.5, 0.5, 0.51, 1.0, 1.0, 0.1)
+    ends = (0.5, 0.5, 0.51, 1.0, 1.0, 0.25, 0.0, 0.0)
     lines = {f"line {k} {'x' * 90}": [(1, 0.5), (2, y)] for k, y in enumerate(ends)}
     plots.draw_lines(axes, lines, share=True)
     plots.label_ends(axes, lines, 100)
@@ -220,8 +224,21 @@ def test_names_at_the_ends_of_lines_do_not_lie_on_each_other():
     assert [*found] == [name[:6] for name in lines] and len(axes.texts[0].get_text()) < 30
     heights = sorted(found.values())
     assert all(b - a > 0.99 * plots.GAP for a, b in pairwise(heights)) and heights[-1] <= 1
+    assert heights[0] > 0
     assert found["line 0"] < found["line 2"] < found["line 3"]
-    assert found["line 5"] == pytest.approx((10 + 4) / 108)  # it has room where it is
+    assert found["line 5"] == pytest.approx((25 + 4) / 108)  # it has room where it is
+
+
+@pytest.mark.parametrize(("n", "band", "drawn"), [
+    (3, False, "LineCollection"), (3, True, "FillBetweenPolyCollection"),
+    (50, False, "FillBetweenPolyCollection"),
+])  # fmt: skip
+def test_an_interval_is_a_bar_or_of_many_points_a_band(n, band, drawn):
+    from matplotlib.figure import Figure
+
+    axes = Figure().add_subplot()
+    plots.draw_lines(axes, {"a": [(k, 0.5, 0.4, 0.6) for k in range(n)]}, band=band)
+    assert [type(each).__name__ for each in axes.collections] == [drawn]
 
 
 @pytest.mark.parametrize(("metric", "axis"), [
