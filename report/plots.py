@@ -24,7 +24,7 @@ VARIABLES = {INK: "currentColor", LINE: "var(--line)"} | {
 }
 MARKED = 40  # points of a line with markers and bars, at most
 GAP = 0.075  # of the axes' height, between the names of two lines
-NAME = 26  # characters of a line's name
+NAME = 30  # characters of a line's name
 STYLE = {
     "svg.fonttype": "none", "svg.hashsalt": "memagent", "font.size": 11, "text.parse_math": False,
     "text.color": INK, "axes.edgecolor": LINE, "axes.labelcolor": INK, "xtick.color": INK,

@@ -226,7 +226,7 @@ def origin(record: dict) -> str:
         parts.append(f"training step {record['step']}")
     if temperature is not None:
         parts.append(f"sampled at temperature {temperature:g}" if temperature else "greedy")
-    return "; ".join(parts)
+    return "; ".join(filter(None, parts))
 
 
 # ---------------------------------------------------------------- in the terminal

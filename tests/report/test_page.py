@@ -192,8 +192,11 @@ def test_an_evaluation_without_a_right_answer_says_what_that_means(tmp_path):
 def test_the_plot_shows_means_and_intervals_where_they_are(tmp_path):
     def heights(values):
         """Return the places of a mean, and of the two ends of its interval."""
-        rows = [row(id=str(i), reward=x, length=n) for n in (4, 8) for i, x in enumerate(values)]
-        html = write_report(folder_of(tmp_path / "eval", rows)).read_text()
+        rows = [
+            row(question=kind, id=str(i), reward=x, length=n)
+            for kind in ("one_fact", "two_hop") for n in (4, 8) for i, x in enumerate(values)
+        ]  # fmt: skip
+        html = shown(write_report(folder_of(tmp_path / "eval", rows))).html
         svg = "".join(re.findall(r"<svg.*?</svg>", html, re.S))
         # words are words, and colours are the page's, which are light or dark
         assert ">Questions that need one fact</text>" in svg and "prefers-color-scheme:dark" in html
@@ -220,8 +223,9 @@ def test_names_at_the_ends_of_lines_do_not_lie_on_each_other():
     lines = {f"line {k} {'x' * 90}": [(1, 0.5), (2, y)] for k, y in enumerate(ends)}
     plots.draw_lines(axes, lines, share=True)
     plots.label_ends(axes, lines, 100)
+    assert axes.lines[3].get_ydata()[-1] == 100  # in per cent
     found = {text.get_text()[:6]: text.get_position()[1] for text in axes.texts}
-    assert [*found] == [name[:6] for name in lines] and len(axes.texts[0].get_text()) < 30
+    assert [*found] == [name[:6] for name in lines] and len(axes.texts[0].get_text()) <= 30
     heights = sorted(found.values())
     assert all(b - a > 0.99 * plots.GAP for a, b in pairwise(heights)) and heights[-1] <= 1
     assert heights[0] > 0
@@ -233,12 +237,16 @@ def test_names_at_the_ends_of_lines_do_not_lie_on_each_other():
     (3, False, "LineCollection"), (3, True, "FillBetweenPolyCollection"),
     (50, False, "FillBetweenPolyCollection"),
 ])  # fmt: skip
-def test_an_interval_is_a_bar_or_of_many_points_a_band(n, band, drawn):
+def test_an_interval_is_a_bar_or_a_band_and_lengths_have_few_ticks(n, band, drawn):
     from matplotlib.figure import Figure
 
     axes = Figure().add_subplot()
     plots.draw_lines(axes, {"a": [(k, 0.5, 0.4, 0.6) for k in range(n)]}, band=band)
     assert [type(each).__name__ for each in axes.collections] == [drawn]
+    for least, scale in ((0, "linear"), (1, "log")):
+        plots.set_lengths(axes, range(least, 30))
+        assert axes.get_xscale() == scale
+    assert len(axes.get_xticks()) <= 7 and axes.get_xticks()[0] == 29
 
 
 @pytest.mark.parametrize(("metric", "axis"), [
@@ -382,6 +390,14 @@ def test_the_memory_that_a_last_turn_leaves(codec, finish, response, empty, afte
     assert (step.changes, step.remark) == (diff("fact", after), remark)
     made["turns"][0].pop("memory_after", None)
     assert not response or steps_of(made)[0].changes == diff("fact", after)
+
+
+def test_an_answer_of_another_policy_is_shown_what_it_needs_and_not_the_memory():
+    read = record(("none", "all that was kept", "a part"))
+    read["turns"][-1]["frozen"] = True
+    assert steps_of(read)[-1].changes == diff("all that was kept", "a part")  # its response
+    read["turns"][1]["memory_after"] = "all and more"
+    assert steps_of(read)[-1].changes == diff("all that was kept", "all and more")
 
 
 def test_notes_that_are_another_agents_are_said():
