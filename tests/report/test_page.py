@@ -405,6 +405,8 @@ def test_notes_that_are_another_agents_are_said():
     read["turns"][0]["notes"] = {"ops": [3]}
     step = steps_of(read, MemUpdate)[0]
     assert [line.text for line in step.lines] == ["cannot be read"] and step.table == ()
+    read["turns"][:0] = [read["turns"][0] | {"aside": True}] * 2  # stand with the next section
+    assert [line.before for line in steps_of(read, MemUpdate)[0].lines] == [True, True, False]
 
 
 def test_a_reading_in_the_terminal():
