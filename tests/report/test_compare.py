@@ -133,7 +133,8 @@ def test_the_command_prints_and_writes_a_page(tmp_path, monkeypatch):
     usual = asked(18, agent="bm25") + asked(18) + asked(17, length=64)
     a = folder_of(tmp_path / "x" / "run", usual, config="eval: {suite: ''}")
     b = folder_of(tmp_path / "y" / "run", asked(4) + asked(4, length=64))
-    c = folder_of(tmp_path / "x" / "c", asked(3, range(15)))
+    both = asked(9, agent="bm25") + asked(3, range(15))
+    c = folder_of(tmp_path / "x" / "c", both)
     summary = json.loads((c / "summary.json").read_text()) | {"altered": {"trained": "top_k 2"}}
     (c / "summary.json").write_text(json.dumps(summary))
     words = invoke(a, c)
@@ -143,7 +144,7 @@ def test_the_command_prints_and_writes_a_page(tmp_path, monkeypatch):
     names = [page.text.index(x) for x in ("run: trained minus c: trained", "c: trained (top_k 2)")]
     assert names == sorted(names)  # differences first
     assert "+80.0 +57 … +100, n 15" in page.text
-    assert drawn == [["run: trained", "c: trained"]]  # and not what is compared with nothing
+    assert drawn == [["run: trained", "c: trained"]]  # and no other pair
     out = tmp_path / "page.html"
     invoke(a, b, "--out", out)  # two of one name are called by their paths
     assert f"{a}: trained minus {b}: trained" in shown(out).text
