@@ -58,6 +58,15 @@ def test_what_used_up_its_steps_has_not_crashed(page):
     assert [(cell["crashed"], cell["ran_out"]) for cell in cells] == [(0, 2), (2, 0)]
 
 
+def test_arms_are_compared_on_the_tasks_that_both_have_done():
+    stopped = outcome("none", None)
+    del stopped["rows"][3]
+    summary = streams.summarise_stream(CONFIG, [stopped, outcome("memrl", 0.0)])
+    assert [(d["n"], d["mean"], d["low"]) for d in summary["differences"]] == [
+        (1, 0.0, interval([0.0], least=-1)[0])
+    ]
+
+
 def test_the_page_has_figures_tables_and_of_those_that_have_one_the_bank(page):
     made = page(outcome("none", None), outcome("rag", 0.0), outcome("memrl", 0.25))
     assert made.html.count("<strong>50.0 %</strong>") == 3 and "q mean" in made.text
