@@ -62,8 +62,6 @@ def print_comparison(folders: Sequence[Path], out: Path | None = None) -> Path:
         temporary.write_text(compare.comparison_page(summary, title, notes), encoding="utf-8")
     if evaluated:
         console.print(table(summary, console.width))
-        for line, style in compare.differences(summary):
-            say(line, style)
     for sentence in [*notes, *compare.verdicts(summary)]:
         say(sentence)
     return path

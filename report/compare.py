@@ -3,18 +3,16 @@ by their curves and last steps; a sentence says which is better, or that it is n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
 from pathlib import Path
 
 from config.errors import UserError
 from report.folder import Run, read_run, settings_of
-from report.page import page_of, render
+from report.page import PLACE, draw_accuracy, figures_of, render, tables_of
 from report.plots import plot
-from report.rows import Cell
 from report.runlog import gain
-from report.summary import bounds, compare, count, measured, percent, question_key, summarise
-from report.training import read_training
+from report.summary import bounds, compare, count, percent, question_key, summarise
+from report.training import numbers, whole_rows
 from suites import name_of
 
 COMMON = "sub_em"  # which all rows have, of evaluations that are measured otherwise
@@ -36,34 +34,20 @@ def side_by_side(runs: Sequence[Run]) -> dict:
     """Return the summary of several evaluations, each agent under the names of run and agent.
 
     paired has every agent of the later runs against the agent of the first run that has its name,
-    else against the first run's first agent; overall the same, over all cells together. left_out:
-    for each such pair {a, b, only_a, only_b}, the questions that one of the two alone was asked;
-    asked at two temperatures counts twice. settings_differ: sentences. UserError if the runs were
-    asked or measured otherwise, or if two have no question in common.
+    else against the first run's first agent; overall the same over all cells that both have, and
+    only_a, only_b: how many questions one of the two alone was asked; asked at two temperatures
+    counts twice. settings_differ: sentences. UserError if the runs were asked or measured
+    otherwise, or if two have no question in common.
     """
-    if empty := [run.title for run in runs if not run.rows]:
-        raise UserError(f"{empty[0]} holds no rows of an evaluation, as the others do.")
     first, *others = runs
-    settings = {run.title: settings_of(run.config).get("eval", {}) for run in runs}
-    for given in filter(None, settings.values()):
-        given["suite"] = name_of(given)
-    for other in others:
-        for name in ("suite", "unit"):
-            ours, theirs = (
-                settings[run.title].get(name, run.summary.get(name)) for run in (first, other)
-            )
-            if ours != theirs and None not in (ours, theirs):
-                raise UserError(
-                    f"{first.title} has the {name} {ours}, {other.title} has {theirs}: they cannot "
-                    "be compared."
-                )
+    settings = _settings(runs)
     by_run = {run.title: _by_agent(run) for run in runs}
     metrics = {run.title: run.summary["metric"] for run in runs}
     metric = first.summary["metric"] if len({*metrics.values()}) == 1 else COMMON
     every = [row for agents in by_run.values() for rows in agents.values() for row in rows]
     if lacking := [row["agent"] for row in every if row.get(metric) is None]:
         raise UserError(f"{lacking[0]} has no {metric}: they cannot be compared.")
-    summary = summarise(every, first.summary["unit"], metric, paired=False)
+    summary = summarise(every, first.summary["unit"], metric, paired=False) | {"overall": []}
     summary["altered"] = {
         f"{run.title}: {agent}": changed
         for run in runs
@@ -73,27 +57,35 @@ def side_by_side(runs: Sequence[Run]) -> dict:
     if len({*metrics.values()}) > 1:
         each = ", ".join(f"{run} by {name}" for run, name in metrics.items())
         summary["settings_differ"].append(f"Measured are {each}; here all of them by {metric}.")
-    summary["left_out"], summary["overall"] = [], []
     for other in others:
-        pairs = []
+        before = len(summary["paired"])
         for agent, theirs in by_run[other.title].items():
             ours = by_run[first.title].get(agent) or next(iter(by_run[first.title].values()))
-            names = {"a": ours[0]["agent"], "b": theirs[0]["agent"]}
-            pairs += [names | pair for pair in _differences(ours, theirs, metric)]
-            summary["overall"].append(names | _overall(ours, theirs, metric))
-            left, right = (
-                {(*question_key(r), r["temperature"]) for r in rows} for rows in (ours, theirs)
-            )
-            only = {"only_a": len(left - right), "only_b": len(right - left)}
-            summary["left_out"].append(names | only)
-        if not pairs:
+            pairs, overall = _pair(ours, theirs, metric)
+            summary["paired"] += pairs
+            summary["overall"].append(overall)
+        if len(summary["paired"]) == before:
             raise UserError(
                 f"{first.title} and {other.title} have no question in common at one temperature: "
                 "give `eval` the same suite, --seed, --lengths and --temperatures for both "
                 "(those of a demo: --suite world --split test --seed 1000000)."
             )
-        summary["paired"] += pairs
     return summary
+
+
+def _settings(runs: Sequence[Run]) -> dict[str, dict]:
+    """Return the settings of evaluations by run. UserError if they were asked otherwise."""
+    if empty := [run.title for run in runs if not run.rows]:
+        raise UserError(f"{empty[0]} holds no rows of an evaluation, as the others do.")
+    settings = {run.title: settings_of(run.config).get("eval", {}) for run in runs}
+    for given in filter(None, settings.values()):
+        given["suite"] = name_of(given)
+    for name in ("suite", "unit"):
+        known = {run.title: settings[run.title].get(name, run.summary.get(name)) for run in runs}
+        if len({*known.values()} - {None}) > 1:
+            each = ", ".join(f"{run} has {value}" for run, value in known.items() if value)
+            raise UserError(f"The {name} is not the same, {each}: they cannot be compared.")
+    return settings
 
 
 def _settings_that_differ(settings: dict[str, dict]) -> list[str]:
@@ -119,27 +111,27 @@ def _by_agent(run: Run) -> dict[str, list[dict]]:
     return rows
 
 
-def _by_cell(rows: Sequence[dict]) -> dict[Cell, list[dict]]:
-    cells: dict[Cell, list[dict]] = {}
+def _by_place(rows: Sequence[dict]) -> dict[tuple, list[dict]]:
+    places: dict[tuple, list[dict]] = {}
     for row in rows:
-        cells.setdefault(replace(Cell.from_row(row), agent=""), []).append(row)
-    return cells
+        places.setdefault(tuple(row[name] for name in PLACE), []).append(row)
+    return places
 
 
-def _differences(a: Sequence[dict], b: Sequence[dict], metric: str) -> Iterator[dict]:
-    """Yield the differences of two agents, cell by cell, as `summarise` has them."""
-    left, right = _by_cell(a), _by_cell(b)
-    for cell in sorted(left, key=lambda cell: (cell.question, cell.temperature, cell.length)):
-        if difference := compare(left[cell], right.get(cell, []), metric):
-            place = {name: value for name, value in asdict(cell).items() if name != "agent"}
-            yield place | difference
-
-
-def _overall(a: Sequence[dict], b: Sequence[dict], metric: str) -> dict:
-    """Return the difference of two agents over all cells that both have: {mean, n, low, high}."""
-    cells = _by_cell(a).keys() & _by_cell(b).keys()
-    sides = ([r for r in rows if replace(Cell.from_row(r), agent="") in cells] for rows in (a, b))
-    return compare(*sides, metric)
+def _pair(a: Sequence[dict], b: Sequence[dict], metric: str) -> tuple[list[dict], dict]:
+    """Return the differences of two agents in each cell, and over all cells that both have."""
+    names = {"a": a[0]["agent"], "b": b[0]["agent"]}
+    left, right = _by_place(a), _by_place(b)
+    both = sorted(left.keys() & right.keys())
+    found = [
+        names | dict(zip(PLACE, at, strict=True)) | compare(left[at], right[at], metric)
+        for at in both
+    ]
+    pairs = [pair for pair in found if "mean" in pair]
+    sides = ([row for at in both for row in cells[at]] for cells in (left, right))
+    asked, others = ({(*question_key(r), r["temperature"]) for r in rows} for rows in (a, b))
+    left_out = {"only_a": len(asked - others), "only_b": len(others - asked)}
+    return pairs, names | compare(*sides, metric) | left_out
 
 
 # ---------------------------------------------------------------- trainings
@@ -152,46 +144,49 @@ def trainings_side_by_side(runs: Sequence[Run]) -> dict:
     UserError: they are no trainings, or measured otherwise.
     """
     measures = {"loss" if "loss" in run.summary else "reward" for run in runs}
-    trained = {run.title: read_training(run.folder, min(measures)).values for run in runs}
-    if len(measures) > 1 or any(run.rows or not trained[run.title] for run in runs):
+    measure = min(measures)
+    curves = {run.title: numbers(whole_rows(run.folder / "metrics.csv"), measure) for run in runs}
+    if len(measures) > 1 or not all(curves.values()) or any(run.rows for run in runs):
         raise UserError("Compare evaluations with evaluations, and trainings of one kind.")
-    first, *others = trained
+    first, *others = curves
     overall = []
     for other in others:
-        steps = min(LAST, len(trained[first]), len(trained[other]))
-        values = [v for run in (other, first) for _, v in trained[run][-steps:]]
+        steps = min(LAST, len(curves[first]), len(curves[other]))
+        values = [value for run in (other, first) for _, value in curves[run][-steps:]]
         found = gain(values, steps) or {"first": values[-1], "last": values[0], "low": None}
-        overall.append({
-            "a": first, "b": other, "n": steps, "mean": found["last"] - found["first"],
-            "low": found["low"], "high": found.get("high"),
-        })  # fmt: skip
-    return {"measure": min(measures), "curves": trained, "overall": overall}
+        ends = {"low": found["low"], "high": found.get("high")}
+        mean = found["last"] - found["first"]
+        overall.append({"a": first, "b": other, "n": steps, "mean": mean} | ends)
+    return {"measure": measure, "curves": curves, "overall": overall}
 
 
 # ---------------------------------------------------------------- shown
 
 
 def verdicts(summary: dict) -> list[str]:
-    """Say of each two which is better, or that it is not shown.
+    """Say of each two which is better and by how much, or that it is not shown.
 
     A difference is shown if its 95 % interval excludes 0; of losses the smaller is better.
     """
     sentences = []
     for pair in filter(lambda pair: "mean" in pair, summary["overall"]):
-        a, b = pair["a"], pair["b"]
-        if trained := "curves" in summary:
-            low, high = pair["low"], pair["high"]
-            about = f"{pair['mean']:+.3f} {summary['measure']}, the last {pair['n']} steps"
-            about += f", 95 % interval {low:+.3f} to {high:+.3f}" * (low is not None)
+        a, b, mean, low, high = (pair[name] for name in ("a", "b", "mean", "low", "high"))
+        shown = low is not None and (low > 0 or high < 0)
+        if shown and (mean > 0) == (summary.get("measure") == "loss"):
+            a, b = b, a
+        if shown and mean < 0:
+            mean, low, high = -mean, -high, -low
+        if "curves" in summary:
+            about = f"{mean:+.3f} {summary['measure']} over the last {pair['n']} steps"
+            about += f" (95 % interval {low:+.3f} to {high:+.3f})" if low is not None else ""
         else:
-            about = f"{percent(pair['mean'], '+')} points, "
-            about += f"95 % interval {bounds(pair, ' to ', '+')}, {count(pair)}"
-        shown = pair["low"] is not None and (pair["low"] > 0 or pair["high"] < 0)
-        better = (pair["mean"] > 0) != (trained and summary["measure"] == "loss")
-        if not shown:
-            sentences.append(f"Which is better is not shown: {a} minus {b} is {about}.")
+            ends = bounds({"low": low, "high": high}, " to ", "+")
+            about = f"{percent(mean, '+')} points (95 % interval {ends}, {count(pair)})"
+        if shown:
+            sentences.append(f"{a} is better than {b} by {about}.")
         else:
-            sentences.append(f"{a if better else b} is better: {a} minus {b} is {about}.")
+            unclear = f"{a} is not shown to be better or worse than {b}"
+            sentences.append(f"{unclear}: the difference is {about}.")
     return sentences
 
 
@@ -200,32 +195,29 @@ def remarks(summary: dict) -> list[str]:
     return summary.get("settings_differ", []) + [
         f"{pair['a']} and {pair['b']} were not asked the same: {pair['only_a']:,} questions of "
         f"the first alone and {pair['only_b']:,} of the second alone are left out."
-        for pair in summary.get("left_out", ())
-        if pair["only_a"] or pair["only_b"]
+        for pair in summary["overall"]
+        if pair.get("only_a") or pair.get("only_b")
     ]
 
 
-def differences(summary: dict) -> Iterator[tuple[str, str]]:
-    """Yield (line, style) of the differences, which a pipe shows whole, too: a heading for two
-    agents, below it a line for each cell, bold where the interval excludes 0."""
-    about = f"on the same questions, in percentage points of {measured(summary)}, 95 % intervals"
-    heading = ""
-    for pair in summary["paired"]:
-        if heading != (heading := f"{pair['a']} − {pair['b']}"):
-            yield f"\n{heading}, {about}", ""
-        place = "{question}, {length:,} {unit}, temperature {temperature}".format(
-            **pair, unit=summary["unit"]
-        )
-        interval = f"{bounds(pair, ' … ', '+')}, {count(pair)}"
-        sure = "bold" if pair["low"] > 0 or pair["high"] < 0 else ""
-        yield f"  {percent(pair['mean'], '+'):>6}  ({interval})  {place}", sure
-
-
 def comparison_page(summary: dict, title: str, notes: Sequence[str]) -> str:
-    """Return the page of a comparison. notes: `remarks`, and runs that are not finished."""
-    lead = "\n".join(verdicts(summary))
-    if "curves" not in summary:
-        return page_of(Run(Path(), summary, title=title), notes=notes, lead=lead)
-    measure = summary["measure"]
-    drawn = plot(summary["curves"], measure.capitalize(), "training step", f"mean {measure}")
-    return render(title, lead=lead, warnings=notes, plots=[drawn])
+    """Return the page of a comparison. notes: `remarks`, and runs that are not finished.
+
+    Figures and plots are of the first run's leading agent and of whom it is compared with; the
+    tables have all agents.
+    """
+    lead, *more = verdicts(summary)
+    if "curves" in summary:
+        measure = summary["measure"]
+        curves = plot(summary["curves"], measure.capitalize(), "training step", f"mean {measure}")
+        parts = {"plots": [curves]}
+    else:
+        pairs = summary["overall"]
+        named = [pair["a"] for pair in pairs if pair["a"].endswith(": trained")]
+        first = (named or [pairs[0]["a"]])[0]
+        rivals = [pair["b"] for pair in pairs if pair["a"] == first]
+        drawn = draw_accuracy(summary, first, rivals)
+        parts = {"figures": figures_of(summary, first, rivals), "plots": drawn[:1]}
+        parts |= {"more_plots": drawn[1:]} | tables_of(summary)
+        parts["tables"].sort(key=lambda table: not table["sign"])  # differences first
+    return render(title, lead=lead, found="\n".join(more), warnings=notes, **parts)

@@ -10,24 +10,20 @@ from __future__ import annotations
 import re
 import shlex
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
-from math import inf, isfinite
+from operator import itemgetter
 from pathlib import Path
-from statistics import fmean
 
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
-from config.errors import Unshown, clean, clip
-from report.evaluation import key_of
+from config.errors import Unshown, clean, clip, one_line
 from report.folder import Run, read_run
 from report.machine import foot, note_machine
 from report.plots import plot
-from report.rows import Cell
 from report.summary import (
-    FEW,
     bounds,
     by_length,
     count,
@@ -39,22 +35,23 @@ from report.summary import (
     write_text,
 )
 from report.training import (
-    SERIES_OF_STEPS,
     TROUBLES,
-    Training,
     amiss,
+    draw_training,
+    gain_in_words,
     numbers,
-    read_training,
     troubles,
+    whole_rows,
 )
-from report.transcripts import end_of, origin, runs_of, steps_of, verdict
-from report.words import lead_of, nothing_right, reader, reads_all, temperatures_of
+from report.transcripts import MOST, end_of, facts_of, origin, runs_of, steps_of, verdict
+from report.words import nothing_right, reader, reads_all
 from tasks.words import METRICS, title_of
 
 HERE = Path(__file__).parent
 SHOWN, CHARACTERS = 400, 4_000_000  # readings of a page at most, and characters of their sections
 OF_A_SECTION = 3000  # characters of a section in the list
 ORDER = ("wrong", "partly right", "failed", "right")  # of the list
+PLACE = ("question", "temperature", "length")  # of a cell, for all agents
 
 
 # ---------------------------------------------------------------- the template
@@ -69,7 +66,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": percent, "bounds": bounds, "count": count, "clip": clip}
+    environment.filters |= {"percent": percent, "bounds": bounds, "count": count}
+    environment.filters |= {"clip": clip, "mark": mark}
     return environment
 
 
@@ -78,15 +76,10 @@ def render(title: str, **parts: object) -> str:
 
     The page's policy lets one script run, by its digest: report/page.js, which knows no text.
     """
-    script = (HERE / "page.js").read_text(encoding="utf-8")
+    script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
     digest = b64encode(sha256(script.encode()).digest()).decode()
-    style = Markup((HERE / "page.css").read_text(encoding="utf-8"))
-    return (
-        _environment()
-        .get_template("page.html.j2")
-        .render(parts, title=title, script=Markup(script), digest=digest, style=style)
-        .lstrip()
-    )
+    parts |= {"title": title, "script": Markup(script), "digest": digest, "style": Markup(style)}
+    return _environment().get_template("page.html.j2").render(parts).lstrip()
 
 
 def mark(text: str, passages: Iterable[str]) -> Markup:
@@ -96,293 +89,242 @@ def mark(text: str, passages: Iterable[str]) -> Markup:
     Markup('Built by &lt;<mark>Anna&gt;\\nHolm</mark>.')
     """
     parts = (r"\s+".join(map(re.escape, clean(passage).split())) for passage in passages)
-    if not (pattern := "|".join(part for part in parts if part)):
+    if not (pattern := "|".join(filter(None, parts))):
         return escape(clean(text))
     pieces = re.split(f"({pattern})", clean(text), flags=re.IGNORECASE)
-    marks = (
-        Markup("<mark>{}</mark>").format(x) if k % 2 else escape(x) for k, x in enumerate(pieces)
-    )
-    return Markup("").join(marks)
+    found = Markup("<mark>{}</mark>")
+    return Markup("").join(found.format(x) if k % 2 else x for k, x in enumerate(pieces))
 
 
 # ---------------------------------------------------------------- readings
 
 
-def reading_of(
-    record: dict, score: float | None = None, most: int | None = 24, passages: Sequence[str] = ()
-) -> dict:
-    """Return what the template shows of a record. score, most: as in `verdict` and `runs_of`."""
+def reading_of(record: dict, most: int | None = MOST, passages: Sequence[str] = ()) -> dict:
+    """Return what the template shows of a record. most: of sections that are shown, and their texts
+    are clipped; None: all of all. passages: marked in them."""
     steps = steps_of(record)
-    runs = [*runs_of(steps, most)]
-    clipped = OF_A_SECTION if most else 1 << 60
-    shown = [step for note, run in runs for step in run if not note or not most]
     return {
-        "verdict": verdict(record, score),
+        "verdict": verdict(record),
         "title": record["question"] or record["id"],
         "where": origin(record),
         "n": len(steps),
-        "runs": runs,
+        "runs": [*runs_of(steps, most)],
         "end": end_of(record),
-        "sections": {
-            step.number: mark(clip(step.section.strip(), clipped), passages) for step in shown
-        },
-        "at_once": mark(clip(end_of(record).section, clipped), passages),
+        "facts": facts_of(record),
+        "characters": OF_A_SECTION if most else 1 << 60,
+        "passages": passages,
     }
 
 
-def _scores_of(run: Run) -> Callable[[dict], float | None]:
-    """Return the function that looks up the score of a record's row; None: it has none."""
-    scores = {key_of(row)[:3]: row[run.summary["metric"]] for row in run.rows}
-    return lambda record: scores.get((record.get("settings"), record["id"], record["sample"]))
-
-
-def _listed(run: Run, lead: str) -> tuple[list[dict], str]:
+def _list_readings(records: Sequence[dict], lead: str) -> tuple[list[dict], str]:
     """Return the readings of a page, the leading agent's first, of these what went wrong; and how
     many are left out."""
-    score_of = _scores_of(run)
 
     def place(record: dict) -> tuple:
-        word = verdict(record, score_of(record))
-        theirs = record.get("cell", {}).get("agent", lead) != lead
+        word, theirs = verdict(record), record.get("cell", {}).get("agent", lead) != lead
         return theirs, ORDER.index(word) if word in ORDER else len(ORDER)
 
-    records, size, shown = sorted(run.records, key=place), 0, []
-    for record in records[:SHOWN]:
+    size, shown = 0, []
+    for record in sorted(records, key=place)[:SHOWN]:
         size += sum(min(OF_A_SECTION, len(turn["section"])) for turn in record["turns"])
         if size > CHARACTERS and shown:
             break
-        shown.append(reading_of(record, score_of(record)))
-    n, left = len(run.records), len(run.records) - len(shown)
+        shown.append(reading_of(record))
+    n, left = len(records), len(records) - len(shown)
     more = f"{left:,} of {n:,} readings are left out here: `show` prints them." if left else ""
     return shown, more
 
 
-def _side_by_side(run: Run, lead: str) -> list[tuple[str, dict]]:
-    """Return a document read before training and after it: (heading, reading) of both, the longest
-    that only the trained policy has read rightly, else the longest; [] without such a pair.
+def _steps_apart(first: Sequence[dict], last: Sequence[dict]) -> dict[str, dict]:
+    """Return a reading of the first step of a training and one of its last, by headings."""
+    ends = {f"Step {record['step']:,}": record for record in (*first[:1], *last[:1])}
+    return ends if len(ends) > 1 else {}
 
-    Of a training the documents differ: it is a reading of the first step recorded and of the last.
-    """
-    if not run.summary["cells"]:
-        ends = [*run.first[:1], *run.records[:1]]
-        if len({record["step"] for record in ends}) < 2:
-            return []
-        return [(f"Step {record['step']:,}", reading_of(record)) for record in ends]
-    sides = {lead: "after", f"{lead}@untrained": "before", "untrained": "before"}
-    found: dict[tuple, dict[str, dict]] = {}
-    for record in (record for record in run.records if "cell" in record):  # not of an old version
-        cell = record["cell"]
-        key = record["id"], record["sample"], cell["temperature"], cell["length"], cell["question"]
-        found.setdefault(key, {})[sides.get(cell["agent"], "")] = record
-    score_of = _scores_of(run)
 
-    def fitness(pair: dict[str, dict]) -> tuple:
-        before, after = (score_of(pair[which]) or 0.0 for which in ("before", "after"))
-        return after >= 1 > before, after >= 1, pair["after"]["cell"]["length"]
-
-    pairs = [pair for pair in found.values() if {"before", "after"} <= pair.keys()]
-    best = max(pairs, key=fitness, default={})
-    return [
-        (heading, reading_of(best[which], score_of(best[which])))
-        for heading, which in (("Untrained", "before"), ("Trained", "after"))
-        if best
-    ]
+def _before_and_after(records: Sequence[dict], lead: str) -> dict[str, dict]:
+    """Return a document read before training and after it, by headings: the longest that only the
+    trained policy has read rightly, else the longest; {} without such a pair."""
+    asked: dict[tuple, dict[str, dict]] = {}
+    for record in records:
+        if cell := record.get("cell"):  # one of an old version has none
+            place = record["id"], record["sample"], *(cell[name] for name in PLACE)
+            asked.setdefault(place, {})[cell["agent"]] = record
+    pairs = []
+    for same in asked.values():
+        before, after = same.get(f"{lead}@untrained") or same.get("untrained"), same.get(lead)
+        if before and after:
+            was, became = (verdict(record) == "right" for record in (before, after))
+            fitness = became and not was, became, after["cell"]["length"]
+            pairs.append((fitness, {"Untrained": before, "Trained": after}))
+    return max(pairs, key=itemgetter(0), default=((), {}))[1]
 
 
 # ---------------------------------------------------------------- an evaluation
 
 
-def _shown(summary: dict) -> list[dict]:
-    """Return the records of the cells that are shown where one temperature is: of each agent and
-    kind of question 1.0, or else the first."""
-    at = temperatures_of(map(Cell.from_row, summary["cells"]))
+def lead_of(summary: dict) -> str:
+    """Return the leading agent: the one named trained, else the first; "" without any."""
+    agents = [record["agent"] for record in summary["cells"]]
+    return "trained" if "trained" in agents else next(iter(agents), "")
+
+
+def _at_one_temperature(summary: dict) -> list[dict]:
+    """Return the cells, of each agent and kind of question at 1.0, or else at the first."""
+    at: dict[tuple, str] = {}
+    for record in summary["cells"]:
+        asked = record["agent"], record["question"]
+        if asked not in at or record["temperature"] == "1.0":
+            at[asked] = record["temperature"]
     return [r for r in summary["cells"] if r["temperature"] == at[r["agent"], r["question"]]]
 
 
-def _three_figures(summary: dict, lead: str) -> list[dict]:
-    """Return the leading agent at its longest documents, the same before training, and another way
-    of reading: {value, label, note}."""
-    records = _shown(summary)
-    question = next((r["question"] for r in records if r["agent"] == lead), "")
-    mine = [r for r in records if (r["agent"], r["question"]) == (lead, question)]
-    length = max((r["length"] for r in mine), default=0)
+def figures_of(summary: dict, lead: str, agents: Sequence[str] = ()) -> list[dict]:
+    """Return the leading agent at its longest documents and others on the same: {value, label,
+    note}. agents: the others; (): the same one before training, and another way of reading."""
+    records = _at_one_temperature(summary)
+    places = {(r["agent"], r["question"], r["length"]) for r in records}
+    question = next(r["question"] for r in records if r["agent"] == lead)
+    lengths = [r["length"] for r in records if (r["agent"], r["question"]) == (lead, question)]
+    shared = [n for n in lengths if all((agent, question, n) in places for agent in agents)]
+    length = max(shared or lengths)
     same = {r["agent"]: r for r in records if (r["question"], r["length"]) == (question, length)}
-    before = next((name for name in (f"{lead}@untrained", "untrained") if name in same), "")
-    others = sorted((n for n in same if n not in (lead, before)), key=lambda n: not reads_all(n))
+    if not agents:
+        before = [f"{lead}@untrained", "untrained"]
+        others = sorted((n for n in same if n not in (lead, *before)), key=reads_all, reverse=True)
+        agents = [*[name for name in before if name in same][:1], *others[:1]]
     place = f"{title_of(question)}, {length:,} {summary['unit']}"
-    return [
-        {
-            "value": f"{percent(same[name]['mean'])} %",
-            "label": reader(name),
-            "note": f"{bounds(same[name])} %, {count(same[name])}; {place}",
-        }
-        for name in (lead, before, *others[:1])
-        if name in same
-    ]
+    named = (name for name in (lead, *agents) if name in same)
+    return [figure_of(reader(name), same[name], place) for name in named]
 
 
-def _accuracy_plots(summary: dict, lead: str) -> list[Markup]:
-    """Draw right answers by length, a plot for each kind of question; faint is what few say."""
-    kinds: dict[str, dict[str, list[dict]]] = {}
-    for record in _shown(summary):
-        lines = kinds.setdefault(record["question"], {})
-        lines.setdefault(reader(record["agent"]), []).append(record)
+def figure_of(label: str, record: Mapping[str, float], place: str) -> dict[str, str]:
+    """Return what the template shows large: a share with what it is of, and its interval."""
+    note = f"{bounds(record)} %, {count(record)}; {place}"
+    return {"value": f"{percent(record['mean'])} %", "label": label, "note": note}
+
+
+def draw_accuracy(summary: dict, lead: str, agents: Sequence[str] = ()) -> list[Markup]:
+    """Draw right answers by length, a plot for each kind of question. agents: draw these and the
+    leading one alone."""
+    kinds: dict[str, dict[str, list[tuple]]] = {}
+    for r in sorted(_at_one_temperature(summary), key=lambda r: r["agent"] != lead):
+        if not agents or r["agent"] in (lead, *agents):
+            line = kinds.setdefault(r["question"], {}).setdefault(reader(r["agent"]), [])
+            line.append((r["length"], r["mean"], r["low"], r["high"]))
     # of an evaluation the reward is the task's own score
-    other = summary["metric"] not in ("reward", "sub_em")
-    measure = METRICS.get(summary["metric"], "right answers") if other else "right answers"
+    is_share = summary["metric"] in ("reward", "sub_em")
+    axis = "right answers" if is_share else METRICS.get(summary["metric"], "right answers")
     return [
-        plot(
-            {
-                name: [(r["length"], r["mean"], r["low"], r["high"]) for r in records]
-                for name, records in sorted(lines.items(), key=lambda x: x[0] != reader(lead))
-            },
-            title_of(kind), summary["unit"], measure, share=True, lengths=True,
-            faint=[name for name, records in lines.items() if all(r["n"] < FEW for r in records)],
-        )
+        plot(lines, title_of(kind), summary["unit"], axis, share=True, lengths=True)
         for kind, lines in kinds.items()
-    ]  # fmt: skip
-
-
-def _by_length(summary: dict) -> list[dict]:
-    """Return the tables of right answers: a caption, lengths, rows of names and records."""
-    return [
-        _table(f"{title_of(kind)}, by {summary['unit']}", ["agent", "temp."], rows)
-        for kind, rows in by_length(summary).items()
     ]
+
+
+def table_of(caption: str, head: Sequence[str], rows: Mapping[tuple, dict], sign: str = "") -> dict:
+    """Return what the template shows as a table. rows: names -> column -> a text, or of a length a
+    record with n, mean, low and high. sign: "+" of differences."""
+    columns = dict.fromkeys(name for row in rows.values() for name in row)
+    lengths = all(isinstance(name, int) for name in columns)
+    columns = sorted(columns) if lengths else [*columns]
+    return {"caption": caption, "head": head, "columns": columns, "rows": rows, "sign": sign}
 
 
 def _differences(summary: dict) -> list[dict]:
     """Return the tables of paired differences, the comparison with itself before training first."""
 
-    def matters(pair: dict) -> int:
+    def place(pair: dict) -> int:
         name, _, weights = pair["b"].partition("@")
         if name.startswith("untrained") or (name, weights) == (pair["a"], "untrained"):
             return 0
         return 2 - (not weights and reads_all(name))
 
     tables: dict[str, dict[tuple, dict[int, dict]]] = {}
-    for pair in sorted(summary["paired"], key=matters):
+    for pair in sorted(summary["paired"], key=place):
         caption = f"{reader(pair['a'])} minus {reader(pair['b'])}, by {summary['unit']}"
         names = title_of(pair["question"]), pair["temperature"]
         tables.setdefault(caption, {}).setdefault(names, {})[pair["length"]] = pair
-    return [_table(caption, ["", "temp."], rows) for caption, rows in tables.items()]
+    return [table_of(caption, ["", "temp."], rows, "+") for caption, rows in tables.items()]
 
 
-def _table(caption: str, head: list[str], rows: dict[tuple, dict[int, dict]]) -> dict:
-    lengths = sorted({length for row in rows.values() for length in row})
-    return {"caption": caption, "head": head, "lengths": lengths, "rows": rows}
-
-
-COSTS = {  # column -> (field of a cell's record, its digits)
-    "n": ("n", 0), "tokens read": ("tokens_read", 0), "written": ("tokens_written", 0),
-    "model calls": ("model_calls", 1), "seconds": ("seconds", 2), "MiB at most": ("mib", 0),
-    "failed": ("failed", 2), "no form": ("unformed", 2),
+COSTS = {  # field of a cell's record -> column
+    "n": "n", "tokens_read": "tokens read", "tokens_written": "written", "seconds": "seconds",
+    "model_calls": "model calls", "mib": "MiB at most", "failed": "failed", "unformed": "no form",
 }  # fmt: skip
 
 
 def _costs(summary: dict) -> dict:
     """Return the table of what a question costs, and what its agent counts: a row for each cell."""
-    rows, columns = [], {}
+    rows = {}
     for record in summary["cells"]:
-        row = {
-            name: f"{record[field]:,.{k}f}" for name, (field, k) in COSTS.items() if field in record
-        }
-        rates = record.get("rates", {}).items()
-        row |= {name.replace("_", " "): f"{x:.3g}" for name, x in rates if x is not None}
-        columns |= dict.fromkeys(row)
         agent = f"{labelled(summary, record['agent'])}, {record['question']}"
-        rows.append(((agent, f"{record['length']:,}", record["temperature"]), row))
-    head = ["agent, question", summary["unit"], "temp."]
-    return {"caption": "Means of a question", "head": head, "columns": columns, "rows": rows}
+        means = {name: record.get(field) for field, name in COSTS.items()}
+        means |= {name.replace("_", " "): x for name, x in record.get("rates", {}).items()}
+        rows[agent, f"{record['length']:,}", record["temperature"]] = {
+            name: f"{x:,.4g}" if x < 1e4 else f"{x:,.0f}"
+            for name, x in means.items()
+            if x is not None
+        }
+    return table_of("Means of a question", ["agent, question", summary["unit"], "temp."], rows)
 
 
-# ---------------------------------------------------------------- a training
-
-
-def _training_figures(summary: dict) -> tuple[list[dict], str]:
-    """Return the mean reward of the first steps and of the last, and their difference in a
-    sentence."""
-    gain = summary.get("gain")
-    if not gain:
-        return [], ""
-    n, change = gain["steps"], gain["last"] - gain["first"]
-    figures = [
-        {"value": f"{gain[which]:.2f}", "label": f"mean reward, {which} {n} steps", "note": ""}
-        for which in ("first", "last")
+def tables_of(summary: dict) -> dict:
+    """Return the parts of a page that are the tables of an evaluation."""
+    tables = [
+        table_of(f"{title_of(kind)}, by {summary['unit']}", ["agent", "temp."], rows)
+        for kind, rows in by_length(summary).items()
     ]
-    sentence = f"From the first {n} steps to the last {n} the reward changed by {change:+.2f}"
-    if gain["low"] is not None:
-        sentence += f" (95 % interval {gain['low']:+.2f} to {gain['high']:+.2f}, over steps)"
-    return figures, f"{sentence}."
-
-
-def _training_plots(training: Training, measure: str) -> tuple[list[Markup], list[Markup]]:
-    """Draw a training: its measure with its band, then what else metrics.csv says."""
-    if not training.values:
-        return [], []
-    steps, values = zip(*training.values, strict=True)
-    window = max(5, len(steps) // 15)
-    means = [fmean(values[max(0, k + 1 - window) : k + 1]) for k in range(len(values))]
-    # of shares the band ends at 0 and 1
-    least, most = (0, 1) if all(0 <= v <= 1 for v in values) else (-inf, inf)
-    each = [
-        (k, v, max(least, v - 2 * e), min(most, v + 2 * e)) if isfinite(e) else (k, v, v, v)
-        for (k, v), e in zip(training.values, training.errors, strict=True)
-    ]
-    lines = {
-        "one step": each,
-        f"mean of {window}": [*zip(steps, means, strict=True)],
-        "validation": training.validation,
+    words = measured(summary)
+    return {
+        "note": words[0].upper() + words[1:],
+        "tables": tables + _differences(summary),
+        "details": [_costs(summary)],
     }
-    first = plot(lines, measure.capitalize(), "training step", f"mean {measure}", band=True)
-    rest = [
-        plot({name: numbers(training.rows, column) for name, column in columns.items()},
-             title, "training step")
-        for title, columns in SERIES_OF_STEPS.items()
-    ]  # fmt: skip
-    return [first], [drawn for drawn in rest if drawn]
 
 
 # ---------------------------------------------------------------- pages
 
 
-def page_of(run: Run, title: str = "", notes: Sequence[str] = (), lead: str = "") -> str:
-    """Return the page of an evaluation or of a training. notes, lead: the caller's warnings and
-    sentences."""
-    summary, leader = run.summary, lead_of(map(Cell.from_row, run.summary["cells"]))
-    warnings = [*notes, *(f"In all {what}." for what in amiss(summary)), *overlaps(summary)]
-    measure = "loss" if "loss" in summary else "reward"
-    training = read_training(run.folder, measure)
-    warnings += [TROUBLES[kind] for kind in troubles(training.rows)]
-    drawn, more_plots = _training_plots(training, measure)
-    figures, sentence = _training_figures(summary)
+def page_of(run: Run, title: str = "") -> str:
+    """Return the page of an evaluation or of a training."""
+    summary, steps = run.summary, whole_rows(run.folder / "metrics.csv")
+    lead, measure = lead_of(summary), "loss" if "loss" in summary else "reward"
+    warnings = [*(f"In all {what}." for what in amiss(summary)), *overlaps(summary)]
+    warnings += [TROUBLES[kind] for kind in troubles(steps)]
+    curves = draw_training(run.folder, steps, measure)
+    parts: dict[str, object] = {}
     if summary["cells"]:
-        warnings += filter(None, [nothing_right(summary, run.rows) if not run.status else ""])
-        more_plots = [*drawn, *more_plots]
-        drawn, figures, sentence = [], _three_figures(summary, leader), lead
-        drawn, rest = (plots := _accuracy_plots(summary, leader))[:1], plots[1:]
-        more_plots = rest + more_plots
-    readings, more = _listed(run, leader)
+        if not run.status and (why := nothing_right(summary, run.rows)):
+            warnings.append(why)
+        parts = tables_of(summary) | {"figures": figures_of(summary, lead)}
+        curves = draw_accuracy(summary, lead) + curves
+    elif gain := summary.get("gain"):
+        parts["lead"] = gain_in_words(gain)
+        parts["figures"] = [
+            {"value": f"{gain[which]:.2f}", "label": f"mean reward, {which} {gain['steps']} steps"}
+            for which in ("first", "last")
+        ]
     done = ("read", "written")
     spent = {name: sum(row.get(f"tokens_{name}", 0) for row in run.rows) for name in done}
     if not run.rows:
-        spent = {n: sum(x for _, x in numbers(training.rows, f"{n}_tokens")) for n in done}
+        spent = {n: sum(x for _, x in numbers(steps, f"{n}_tokens")) for n in done}
+    scores = {(r["settings"], r["id"], r["sample"]): r[summary["metric"]] for r in run.rows}
+    records = [
+        r | {"score": scores.get((r.get("settings"), r["id"], r["sample"]))} for r in run.records
+    ]
+    readings, more = _list_readings(records, lead)
+    pair = _before_and_after(records, lead) if lead else _steps_apart(run.first, records)
     return render(
         title or run.title,
         status=run.status,
         warnings=warnings,
-        figures=figures,
-        lead=sentence,
-        plots=drawn,
-        pair=_side_by_side(run, leader),
+        plots=curves[:1],
+        more_plots=curves[1:],
+        pair={heading: reading_of(record) for heading, record in pair.items()},
         readings=readings,
         more=more,
-        tables=_by_length(summary) if summary["cells"] else "",
-        differences=_differences(summary),
-        details={"plots": more_plots, "costs": _costs(summary) if summary["cells"] else ""},
-        note=measured(summary) if summary["cells"] else "",
         settings=run.config,
         foot=foot(run.folder, spent, len(run.rows)),
+        **parts,
     )
 
 
@@ -409,10 +351,7 @@ def try_report(folder: Path, running: bool = False) -> str:
     try:
         write_report(folder, running=running)
     except Exception as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # while a library was being loaded
-            raise KeyboardInterrupt from None
-        why = " ".join(clean(f"{type(error).__name__}: {error}").split()).rstrip(".")
-        return f"The page could not be written ({clip(why, 300)})."
+        return f"The page could not be written ({clip(clean(one_line(error)), 300)})."
     return ""
 
 

@@ -14,7 +14,7 @@ from hashlib import sha256
 
 from markupsafe import Markup, escape
 
-from config.errors import clean, clip
+from config.errors import clean
 
 # placeholder colours, replaced by CSS variables, so that one picture serves light and dark pages
 INK, LINE = "#0a0b0c", "#0a0b0d"
@@ -24,6 +24,7 @@ VARIABLES = {INK: "currentColor", LINE: "var(--line)"} | {
 }
 MARKED = 40  # points of a line with markers and bars, at most
 GAP = 0.075  # of the axes' height, between the names of two lines
+NAME = 30  # characters of a line's name
 STYLE = {
     "svg.fonttype": "none", "svg.hashsalt": "memagent", "font.size": 11, "text.parse_math": False,
     "text.color": INK, "axes.edgecolor": LINE, "axes.labelcolor": INK, "xtick.color": INK,
@@ -41,26 +42,24 @@ def plot(
     ylabel: str = "",
     share: bool = False,
     lengths: bool = False,
-    faint: Sequence[str] = (),
     band: bool = False,
 ) -> Markup:
     """Draw lines in one panel, as a <figure>; "" without any point.
 
     share: values are from 0 to 1, and drawn in per cent. lengths: x is logarithmic, with a tick
-    for each length. faint: names of lines that rest on little. band: intervals are bands, however
-    few the points.
+    for each length. band: intervals are bands, however few the points.
     """
     lines = {name: points for name, points in lines.items() if points}
     if not lines:
         return Markup("")
 
     def draw(axes) -> None:
-        draw_lines(axes, lines, share, faint, band)
+        draw_lines(axes, lines, share, band)
         if lengths:
             set_lengths(axes, sorted({point[0] for points in lines.values() for point in points}))
         else:
             axes.xaxis.get_major_locator().set_params(integer=True)
-        heading = "\n".join(textwrap.wrap(clean(title), 44, max_lines=2, placeholder=" …"))
+        heading = textwrap.fill(clean(title), 44, max_lines=2, placeholder=" …")
         axes.set(xlabel=clean(xlabel), ylabel=clean(ylabel), title=heading)
         label_ends(axes, lines, 100 if share else 1)
 
@@ -73,7 +72,7 @@ def svg_of(draw: Callable, label: str) -> Markup:
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+        figure = Figure(figsize=(5.6, 3.4), layout="constrained")
         draw(figure.add_subplot())
         return svg_text(figure, label)
 
@@ -95,45 +94,30 @@ def svg_text(figure, label: str) -> Markup:
     return Markup(opening + svg[svg.index(">") + 1 :])  # matplotlib has escaped the texts
 
 
-def draw_lines(
-    axes,
-    lines: Mapping[str, Points],
-    share: bool = False,
-    faint: Sequence[str] = (),
-    band: bool = False,
-) -> None:
-    scale, least = 100 if share else 1, 0.0
-    for k, (name, points) in enumerate(lines.items()):
-        x, y, *ends = zip(
-            *((x, *(v * scale for v in values)) for x, *values in points), strict=True
-        )
-        few, least = len(points) <= MARKED, min(least, *y)
-        look = {"color": SERIES[k % len(SERIES)], "alpha": 0.35 if name in faint else 1}
-        axes.plot(x, y, marker="os^DvPX*"[k % 8] if few else "", markersize=5, **look)
+def draw_lines(axes, lines: Mapping[str, Points], share: bool = False, band: bool = False) -> None:
+    scale = 100 if share else 1
+    for k, points in enumerate(lines.values()):
+        x, y, *ends = zip(*((x, *(v * scale for v in ys)) for x, *ys in points), strict=True)
+        few, colour = len(points) <= MARKED, SERIES[k % len(SERIES)]
+        axes.plot(x, y, marker="os^DvPX*"[k % 8] if few else "", markersize=5, color=colour)
         if ends and few and not band:
-            axes.vlines(x, *ends, linewidth=1, **look)
+            axes.vlines(x, *ends, linewidth=1, color=colour)
         elif ends:
-            axes.fill_between(x, *ends, color=look["color"], alpha=0.2, linewidth=0)
+            axes.fill_between(x, *ends, color=colour, alpha=0.2, linewidth=0)
     if share:
         axes.set_ylim(-4, 104)  # points at either end lie inside
         axes.set_yticks(range(0, 101, 20), [f"{n} %" for n in range(0, 101, 20)])
-    elif least >= 0:
+    elif min(point[1] for points in lines.values() for point in points) >= 0:
         axes.set_ylim(0)
 
 
-def set_lengths(axes, lengths: Sequence[float], characters: int = 52) -> None:
-    """Make x logarithmic, with as many ticks as have room in so many characters."""
-    from math import log2
-
+def set_lengths(axes, lengths: Sequence[float]) -> None:
+    """Make x logarithmic, with a tick for each length, of many of them for seven."""
     if lengths[0] <= 0:
         return
     axes.set_xscale("log", base=2)
     axes.set_xlim(lengths[0] / 1.3, lengths[-1] * 1.3)
-    whole, ticks = log2(lengths[-1] / lengths[0]) or 1.0, []
-    for n in reversed(lengths):  # the longest one always has its own
-        apart = log2(ticks[-1] / n) / whole if ticks else 1.0
-        if apart * characters >= len(f"{n:,}") + 1:
-            ticks.append(n)
+    ticks = lengths[:: len(lengths) // -7]  # backwards: the longest one has its own
     axes.set_xticks(ticks, [f"{n:,}" for n in ticks])
     axes.minorticks_off()
 
@@ -144,13 +128,14 @@ def label_ends(axes, lines: Mapping[str, Points], scale: float = 1) -> None:
     if len(lines) < 2:
         return
     low, high = axes.get_ylim()
-    heights = {name: (points[-1][1] * scale - low) / (high - low) for name, points in lines.items()}
-    order, at = sorted(heights, key=heights.__getitem__), {}
-    for name in order:
-        at[name] = max(heights[name], max(at.values(), default=-1.0) + GAP)
-    over = max(at.values()) - 1.0
+    at = {name: (points[-1][1] * scale - low) / (high - low) for name, points in lines.items()}
+    upwards, floor, ceiling = sorted(at, key=at.__getitem__), -1.0, 1.0
+    for name in upwards:
+        at[name] = floor = max(at[name], floor + GAP)
+    for name in reversed(upwards):
+        at[name] = min(at[name], ceiling)
+        ceiling = at[name] - GAP
     for k, name in enumerate(lines):
-        axes.text(
-            1.02, at[name] - max(0.0, over), clip(clean(name), 30), transform=axes.transAxes,
-            color=SERIES[k % len(SERIES)], va="center", fontsize=10,
-        )  # fmt: skip
+        short = clean(name) if len(name) <= NAME else f"{clean(name)[: NAME - 1]}…"
+        where = {"transform": axes.transAxes, "va": "center"}
+        axes.text(1.02, at[name], short, color=SERIES[k % len(SERIES)], **where)

@@ -11,8 +11,8 @@ was solved. A way of remembering is an arm in the files and a method wherever it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from itertools import groupby
+from collections.abc import Sequence
+from itertools import combinations, groupby
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -24,11 +24,12 @@ from config.foreign import from_json
 from config.options import StreamConfig
 from config.terminal import console, say
 from report.machine import foot, note_machine
-from report.page import render
+from report.page import figure_of, render, table_of
 from report.plots import plot
 from report.summary import bounds, calibration, interval, percent, write_summary, write_text
 
 LIMITS = ("steps", "window")  # failures of a task that used up all that it was given
+MEANS = ("steps", "read_tokens", "written_tokens")  # of a task
 
 
 def summarise_stream(config: StreamConfig, outcomes: Sequence[dict], rule: str = "") -> dict:
@@ -49,14 +50,6 @@ def summarise_stream(config: StreamConfig, outcomes: Sequence[dict], rule: str =
     }
 
 
-def _success(rows: Collection[dict]) -> dict:
-    """Return n, the share solved with its interval, and how far off responses are that say how sure
-    they are (None: none of them does)."""
-    found = calibration((row["confidence"], row["success"]) for row in rows)
-    share = {"n": found.n, "sr": found.accuracy, "low": found.low, "high": found.high}
-    return share | {"calibration_error": found.error}
-
-
 def epochs_of(outcome: dict) -> list[dict]:
     """Return a record of each epoch: n, sr with interval, csr, fr, means of a task (steps, tokens,
     seconds), the bank.
@@ -68,25 +61,30 @@ def epochs_of(outcome: dict) -> list[dict]:
     for row in outcome["rows"]:
         by_epoch.setdefault(row["epoch"], {})[row["id"]] = row
     cells, ever, before = [], set(), set()
+    stats, seconds = (dict(enumerate(outcome[name])) for name in ("stats", "seconds"))
     for epoch, by_id in sorted(by_epoch.items()):
         rows, solved = [*by_id.values()], {id for id, row in by_id.items() if row["success"]}
+        sure = calibration((row["confidence"], row["success"]) for row in rows)
         ever |= solved
         n, lost, failed = len(rows), len(before - solved), len(rows) - len(solved)
-        stats, seconds = (dict(enumerate(outcome[name])) for name in ("stats", "seconds"))
+        means = {name: fmean(row[name] for row in rows) for name in MEANS}
         cells.append(
-            {"arm": outcome["arm"], "epoch": epoch + 1}
-            | _success(rows)
-            | {
+            {
+                "arm": outcome["arm"],
+                "epoch": epoch + 1,
+                "n": n,
+                "sr": sure.accuracy,
+                "low": sure.low,
+                "high": sure.high,
+                "calibration_error": sure.error,  # None: no response says how sure it is
                 "csr": len(ever) / n,
                 "fr": lost / failed if failed else 0.0,
                 "fr_p1": lost / len(before) if before else 0.0,
                 "crashed": sum(bool(r["error"] or r["failure"] not in ("", *LIMITS)) for r in rows),
                 "ran_out": sum(row["failure"] in LIMITS for row in rows),
                 "cut": sum(row.get("cut", False) for row in rows),
-                "steps": fmean(row["steps"] for row in rows),
                 "shown": fmean(len(row["shown"]) for row in rows),
-                "read_tokens": fmean(row["read_tokens"] for row in rows),
-                "written_tokens": fmean(row["written_tokens"] for row in rows),
+                **means,
                 "seconds": (seconds.get(epoch) or 0.0) / n,
                 "bank": stats.get(epoch) or {},
             }
@@ -102,11 +100,11 @@ def _differences(outcomes: Sequence[dict], epoch: int) -> list[dict]:
         for o in outcomes
     }
     found = []
-    for arm, other in ((arm, other) for k, arm in enumerate(solved) for other in [*solved][:k]):
-        if common := [id for id in solved[arm] if id in solved[other]]:
-            values = [solved[arm][id] - solved[other][id] for id in common]
+    for other, arm in combinations(solved, 2):
+        values = [solved[arm][id] - solved[other][id] for id in solved[arm] if id in solved[other]]
+        if values:
             low, high = interval(values, least=-1.0)
-            about = {"arm": arm, "than": other, "n": len(common)}
+            about = {"arm": arm, "than": other, "n": len(values)}
             found.append(about | {"mean": fmean(values), "low": low, "high": high})
     return found
 
@@ -122,19 +120,17 @@ def write_stream_report(
 
     summary = summarise_stream(config, outcomes, rule)
     write_summary(folder / "summary.json", summary)
-    rows = {arm: _ends(cells[0], cells[-1]) for arm, cells in _by_arm(summary).items()}
-    columns = dict.fromkeys(name for row in rows.values() for name in row)
-    shown = Table("method", "n", *columns)
-    for arm, row in rows.items():
-        n = str(_by_arm(summary)[arm][-1]["n"])
-        shown.add_row(arm, n, *(row.get(name, "") for name in columns))
+    methods = _methods(summary)
+    shown = Table(*methods["head"], *methods["columns"])
+    for names, row in methods["rows"].items():
+        shown.add_row(*names, *(row.get(name, "") for name in methods["columns"]))
     console.print(shown)
     for d in summary["differences"]:
-        say(f"{d['arm']} − {d['than']}, last epoch: {_difference(d)} points, n {d['n']}")
+        say(f"{d['arm']} − {d['than']}, last epoch: {_points(d)} points, n {d['n']}")
     for sentence in _remarks(summary):
         say(sentence)
     note_machine(folder)
-    write_text(folder / "report.html", _page(summary, config, outcomes, folder))
+    write_text(folder / "report.html", stream_page(summary, config, outcomes, folder))
     say(f"Rows, banks and report.html are in {folder}, the banks as METHOD.db.")
 
 
@@ -142,15 +138,20 @@ def rewrite_stream_report(
     folder: Path, config: StreamConfig, outcomes: Sequence[dict], running: bool
 ) -> Path:
     """Write report.html from outside, of a stream at any time; return its path."""
-    path = folder / "report.html"
     stored = read_summary(folder) if (folder / "summary.json").exists() else {}
     begun = [outcome for outcome in outcomes if outcome["rows"]]
     if not begun:
         raise UserError(f"The stream in {folder} has worked on no task yet: there is no page.")
-    summary = summarise_stream(config, begun, stored.get("rule", ""))
-    status = "" if stored and not running else _how_far(config, begun, running)
-    write_text(path, _page(summary, config, begun, folder, status))
-    return path
+    summary, status = summarise_stream(config, begun, stored.get("rule", "")), ""
+    if running or not stored:
+        last = begun[-1]["rows"][-1]["epoch"]
+        tasks = sum(row["epoch"] == last for row in begun[-1]["rows"])
+        status = (
+            f"{'Running' if running else 'Stopped'}: {begun[-1]['arm']}, method {len(begun)} of "
+            f"{len(config.arms)}, epoch {last + 1} of {config.epochs}, {tasks:,} tasks of it done."
+        )
+    write_text(folder / "report.html", stream_page(summary, config, begun, folder, status))
+    return folder / "report.html"
 
 
 def read_summary(folder: Path) -> dict:
@@ -158,14 +159,7 @@ def read_summary(folder: Path) -> dict:
     return from_json((folder / "summary.json").read_text(encoding="utf-8"))
 
 
-def _how_far(config: StreamConfig, begun: Sequence[dict], running: bool) -> str:
-    """Say how far a stream has come that is not finished."""
-    last = begun[-1]["rows"][-1]["epoch"] + 1
-    tasks = sum(row["epoch"] + 1 == last for row in begun[-1]["rows"])
-    return (
-        f"{'Running' if running else 'Stopped'}: {begun[-1]['arm']}, method {len(begun)} of "
-        f"{len(config.arms)}, epoch {last} of {config.epochs}, {tasks:,} tasks of it done."
-    )
+# ---------------------------------------------------------------- what is shown
 
 
 def _remarks(summary: dict) -> list[str]:
@@ -187,105 +181,85 @@ def _by_arm(summary: dict) -> dict[str, list[dict]]:
     return {arm: [*cells] for arm, cells in groupby(summary["cells"], itemgetter("arm"))}
 
 
-# ---------------------------------------------------------------- rows of tables: column -> text
+def _points(difference: dict) -> str:
+    return f"{percent(difference['mean'], '+')} ({bounds(difference, ' to ', '+')})"
 
 
-def _difference(d: dict) -> str:
-    return f"{percent(d['mean'], '+')} ({bounds(d, ' to ', '+')})"
+def _solved(cell: dict) -> str:
+    return f"{percent(cell['sr'])} % ({bounds(cell)})"
 
 
-def _share(record: dict) -> str:
-    return f"{percent(record['sr'])} % ({bounds(record)})"
+def _shares(cell: dict) -> dict[str, str]:
+    """Return the columns of an epoch that are shares; the last one where responses say how sure
+    they are."""
+    names = {"solved so far": "csr", "forgotten": "fr", "calibration error": "calibration_error"}
+    return {name: f"{percent(cell[x])} %" for name, x in names.items() if cell[x] is not None}
 
 
-def _sure(record: dict) -> dict[str, str]:
-    """Return the column of records whose responses say how sure they are."""
-    error = record["calibration_error"]
-    return {} if error is None else {"calibration error": f"{percent(error)} %"}
-
-
-def _ends(first: dict, last: dict) -> dict[str, str]:
-    """Return the row of an arm in the terminal, of its first and its last epoch."""
-    return {
-        "solved, first epoch": _share(first),
-        "last epoch": _share(last),
-        "so far": f"{percent(last['csr'])} %",
-        "forgotten": f"{percent(last['fr'])} %",
-        "entries": f"{last['bank'].get('entries', 0):,}",
-    } | _sure(last)
+def _methods(summary: dict) -> dict:
+    """Return the table of all methods, by their first epoch and their last."""
+    rows = {}
+    for arm, (first, *more) in _by_arm(summary).items():
+        last = [first, *more][-1]
+        ends = {"solved, first epoch": _solved(first), "last epoch": _solved(last)}
+        entries = {"entries": f"{last['bank'].get('entries', 0):,}"}
+        rows[arm, str(last["n"])] = ends | _shares(last) | entries
+    return table_of("By method", ["method", "n"], rows)
 
 
 def _epoch(cell: dict) -> dict[str, str]:
-    return {
-        "solved": _share(cell),
-        "solved so far": f"{percent(cell['csr'])} %",
-        "forgotten": f"{percent(cell['fr'])} %",
-        "crashed": f"{cell['crashed']:,}",
-        "ran out": f"{cell['ran_out']:,}",
-        "steps": f"{cell['steps']:.1f}",
-        "shown": f"{cell['shown']:.1f}",
-        "read": f"{cell['read_tokens']:,.0f}",
-        "written": f"{cell['written_tokens']:,.0f}",
-        "seconds": f"{cell['seconds']:.3g}",
-        "cut": f"{cell['cut']:,}",
-    } | _sure(cell)
-
-
-# ---------------------------------------------------------------- the page
-
-
-def _table(caption: str, head: list[str], rows: list[tuple[tuple[str, ...], dict]]) -> dict:
-    columns = dict.fromkeys(name for _, row in rows for name in row)
-    return {"caption": caption, "head": head, "columns": columns, "rows": rows}
+    counts = {name.replace("_", " "): f"{cell[name]:,}" for name in ("crashed", "ran_out", "cut")}
+    means = {name: f"{cell[name]:.1f}" for name in ("steps", "shown")}
+    tokens = {name: f"{cell[f'{name}_tokens']:,.0f}" for name in ("read", "written")}
+    seconds = {"seconds": f"{cell['seconds']:.3g}"}
+    return {"solved": _solved(cell)} | _shares(cell) | counts | means | tokens | seconds
 
 
 def _curves(summary: dict) -> list[Markup]:
-    """Draw success by epoch; nothing of a single epoch, which the tables tell of."""
+    """Draw success by epoch."""
     by_arm = _by_arm(summary)
-    if max(map(len, by_arm.values())) < 2:
-        return []
-    names = {"Tasks solved": ("sr", "low", "high"), "Tasks solved so far": ("csr",)}
+    solved, so_far = (
+        {
+            arm: [(c["epoch"], *(c[x] for x in fields)) for c in cells]
+            for arm, cells in by_arm.items()
+        }
+        for fields in (("sr", "low", "high"), ("csr",))
+    )
     return [
-        plot(
-            {a: [(c["epoch"], *map(c.get, fields)) for c in cells] for a, cells in by_arm.items()},
-            title, "epoch", share=True,
-        )
-        for title, fields in names.items()
-    ]  # fmt: skip
+        plot(solved, "Tasks solved", "epoch", share=True),
+        plot(so_far, "Tasks solved so far", "epoch", share=True),
+    ]
 
 
-def _page(
+def stream_page(
     summary: dict, config: StreamConfig, outcomes: Sequence[dict], folder: Path, status: str = ""
 ) -> str:
-    by_arm = _by_arm(summary)
-    ends = {arm: cells[-1] for arm, cells in by_arm.items()}
-    best = sorted(ends.items(), key=lambda item: -item[1]["sr"])[:3]
+    """Return the page of a stream. status: how far it has come, of one that is not finished."""
+    last = [cells[-1] for cells in _by_arm(summary).values()]
     figures = [
-        {
-            "value": f"{percent(cell['sr'])} %",
-            "label": f"solved with {arm}",
-            "note": f"{bounds(cell)} %, n {cell['n']}, epoch {cell['epoch']}",
-        }
-        for arm, cell in best
+        figure_of(
+            f"solved with {cell['arm']}", cell | {"mean": cell["sr"]}, f"epoch {cell['epoch']}"
+        )
+        for cell in sorted(last, key=itemgetter("sr"), reverse=True)[:3]
     ]
-    methods = [((arm, str(c["n"])), _ends(by_arm[arm][0], c)) for arm, c in ends.items()]
-    differences = [
-        ((f"{d['arm']} minus {d['than']}",), {"points": _difference(d), "n": str(d["n"])})
+    differences = {
+        (f"{d['arm']} minus {d['than']}",): {"points": _points(d), "n": str(d["n"])}
         for d in summary["differences"]
-    ]
-    every = [((c["arm"], str(c["epoch"])), c) for c in summary["cells"]]
-    banks = [
-        (first, {name.replace("_", " "): f"{n:,.6g}" for name, n in cell["bank"].items()})
-        for first, cell in every
+    }
+    cells = {(cell["arm"], str(cell["epoch"])): cell for cell in summary["cells"]}
+    banks = {
+        names: {name.replace("_", " "): f"{n:,.6g}" for name, n in cell["bank"].items()}
+        for names, cell in cells.items()
         if cell["bank"].get("entries")
-    ]
+    }
     about = "Means of a task. Forgotten: of the tasks that failed, those solved the epoch before."
-    plain = [
-        _table("By method", ["method", "n"], methods),
-        _table("Solved in the last epoch, in percentage points", [""], differences),
-        _table(about, ["method", "epoch"], [(first, _epoch(cell)) for first, cell in every]),
-        _table("The bank at the end of each epoch", ["method", "epoch"], banks),
+    head = ["method", "epoch"]
+    tables = [
+        _methods(summary),
+        table_of("Solved in the last epoch, in percentage points", [""], differences),
+        table_of(about, head, {names: _epoch(cell) for names, cell in cells.items()}),
     ]
+    bank = table_of("The bank at the end of each epoch", head, banks)
     tokens = {
         done: sum(row[f"{done}_tokens"] for o in outcomes for row in o["rows"])
         for done in ("read", "written")
@@ -297,6 +271,7 @@ def _page(
         figures=figures,
         plots=_curves(summary),
         facts={o["arm"]: o["about"] for o in outcomes if o["about"]},
-        plain=[table for table in plain if table["rows"]],
+        tables=[table for table in tables if table["rows"]],
+        details=[bank] if banks else [],
         foot=foot(folder, tokens, sum(len(o["rows"]) for o in outcomes)),
     )

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import isfinite, nan
+from math import inf, isfinite
 from pathlib import Path
+from statistics import fmean
 
-SIGNAL = "Groups whose readings all have the same reward, from which nothing is learnt"
+from markupsafe import Markup
+
+from report.plots import plot
+
 SERIES_OF_STEPS = {  # title of a plot -> line -> column of metrics.csv
-    SIGNAL: {"without signal": "groups_without_signal"},
+    "Groups whose readings all have the same reward, from which nothing is learnt": {
+        "without signal": "groups_without_signal"
+    },
     "Sampler and trainer, difference of log-probs": {
         "at most": "mismatch",
         "on average": "mismatch_mean",
@@ -25,15 +30,9 @@ SERIES_OF_STEPS = {  # title of a plot -> line -> column of metrics.csv
     "GPU memory, GiB at most": {"peak": "peak_gib"},
 }
 
+# ---------------------------------------------------------------- what is amiss
 
-@dataclass(frozen=True, slots=True)
-class Training:
-    """What the files of a training say, step by step."""
-
-    values: Sequence[tuple[int, float]] = ()  # (step, reward or loss)
-    errors: Sequence[float] = ()  # standard error of each; nan: unknown
-    validation: Sequence[tuple[int, float]] = ()  # (step, score)
-    rows: Sequence[dict[str, str]] = ()  # of metrics.csv
+AMISS = ("skipped_updates", "unrewarded", "faults", "not_shown")  # columns of metrics.csv
 
 
 def amiss(metrics: Mapping[str, float]) -> list[str]:
@@ -46,9 +45,6 @@ def amiss(metrics: Mapping[str, float]) -> list[str]:
         "task{s} left out: not to be demonstrated": not_shown,
     }
     return [f"{n} {words.format(s='s' * (n > 1))}" for words, n in counts.items() if n]
-
-
-AMISS = ("skipped_updates", "unrewarded", "faults", "not_shown")  # columns of metrics.csv
 
 
 WATCHED = 5  # last steps: what holds in all of them is no accident
@@ -83,12 +79,11 @@ def troubles(rows: Sequence[Mapping[str, object]]) -> list[str]:
         return min(values) if len(values := last(column)) == WATCHED else 0.0
 
     dead, rewards = least("groups_without_signal") == 1, last("reward")
-    least_reward, most_reward = min(rewards, default=0.0), max(rewards, default=0.0)
-    paid = dead and bool(rewards)
+    wrong, right = dead and max(rewards, default=1) < 0.05, dead and min(rewards, default=0) > 0.95
     holds = {
-        "wrong": paid and most_reward < 0.05,
-        "right": paid and least_reward > 0.95,
-        "alike": paid and most_reward >= 0.05 and least_reward <= 0.95,
+        "wrong": wrong,
+        "right": right,
+        "alike": dead and rewards and not wrong and not right,
         "unpaid": dead and not rewards,
         "cut": least("memory_cut") > 0.95,
         "empty": least("answer_empty") > 0.95,
@@ -112,7 +107,7 @@ def whole_rows(path: Path) -> list[dict[str, str]]:
     return [row for row in rows if None not in row and None not in row.values()]
 
 
-def numbers(rows: Sequence[Mapping[str, str]], column: str) -> list[tuple[int, float]]:
+def numbers(rows: Sequence[Mapping[str, object]], column: str) -> list[tuple[int, float]]:
     """Return (step, value) of a column; rows without a step or a finite number are skipped."""
     points = []
     for row in rows:
@@ -125,12 +120,40 @@ def numbers(rows: Sequence[Mapping[str, str]], column: str) -> list[tuple[int, f
     return points
 
 
-def read_training(folder: Path, measure: str) -> Training:
-    """Read metrics.csv and validation.csv of a run's folder as far as they are there.
+# ---------------------------------------------------------------- the page
 
-    measure: the column of metrics.csv that is drawn.
-    """
-    rows = whole_rows(folder / "metrics.csv")
+
+def draw_training(folder: Path, rows: Sequence[Mapping[str, str]], measure: str) -> list[Markup]:
+    """Draw the measure of a training with its band and its validation, and then what else its
+    metrics say. rows: of metrics.csv."""
     values, errors = numbers(rows, measure), dict(numbers(rows, f"{measure}_se"))
+    # of shares the band ends at 0 and 1
+    low, high = (0, 1) if all(0 <= y <= 1 for _, y in values) else (-inf, inf)
+    steps = [
+        (x, y, max(low, y - 2 * errors.get(x, 0)), min(high, y + 2 * errors.get(x, 0)))
+        for x, y in values
+    ]
+    window = max(5, len(values) // 15)
+    means = [
+        (x, fmean(y for _, y in values[max(0, k + 1 - window) : k + 1]))
+        for k, (x, _) in enumerate(values)
+    ]
     validation = numbers(whole_rows(folder / "validation.csv"), "score")
-    return Training(values, [errors.get(step, nan) for step, _ in values], validation, rows)
+    lines = {"one step": steps, f"mean of {window}": means, "validation": validation}
+    measured = (measure.capitalize(), "training step", f"mean {measure}")
+    plots = [plot(lines, *measured, band=True)] if values else []
+    for title, columns in SERIES_OF_STEPS.items():
+        lines = {name: numbers(rows, column) for name, column in columns.items()}
+        plots.append(plot(lines, title, "training step"))
+    return [drawn for drawn in plots if drawn]
+
+
+def gain_in_words(gain: Mapping[str, float]) -> str:
+    """Say by how much the last steps differ from the first. gain: of a run's summary."""
+    n, change = gain["steps"], gain["last"] - gain["first"]
+    interval = ""
+    if gain["low"] is not None:
+        interval = f" (95 % interval {gain['low']:+.2f} to {gain['high']:+.2f}, over steps)"
+    return (
+        f"From the first {n} steps to the last {n} the reward changed by {change:+.2f}{interval}."
+    )

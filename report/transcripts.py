@@ -6,11 +6,10 @@ The page's template (report/page.html.j2) and the terminal (`render`) show the s
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from difflib import Match, SequenceMatcher
-from itertools import groupby, takewhile
+from difflib import SequenceMatcher
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from agents import find
@@ -25,37 +24,22 @@ if TYPE_CHECKING:
 
 # ---------------------------------------------------------------- differences of memories
 
-MOST_PAIRS = 256  # equal words looked at for each word of two texts, 20 to 170 in plain English
-
-
-class _Matcher(SequenceMatcher):
-    """A matcher that is linear: of what is left by then, it finds the beginning that both have."""
-
-    looked_at = 0
-
-    def find_longest_match(self, alo=0, ahi=None, blo=0, bhi=None) -> Match:
-        self.looked_at += sum(1 + len(self.b2j.get(word, ())) for word in self.a[alo:ahi])
-        if self.looked_at > MOST_PAIRS * (len(self.a) + len(self.b)):
-            pairs = zip(self.a[alo:ahi], self.b[blo:bhi], strict=False)
-            alike = takewhile(lambda pair: pair[0] == pair[1], pairs)
-            return Match(alo, blo, sum(1 for _ in alike))
-        return super().find_longest_match(alo, ahi, blo, bhi)
-
 
 def diff(before: str, after: str) -> list[tuple[str, str]]:
     """Return the word-level difference of two texts: pieces (same | out | in, text), in order.
 
-    Differences of white space alone are none, and the first memory says nothing. Long texts of few
-    words are compared in part.
+    Differences of white space alone are none, and the first memory says nothing. In texts of
+    200 words and more frequent words are not looked for, so that it takes no time to speak of.
 
     >>> diff("Anna met Otto.", "Anna met Boris.")
     [('same', 'Anna met '), ('out', 'Otto. '), ('in', 'Boris. ')]
     """
     before, after = ("" if text.strip() == NO_MEMORY else text for text in (before, after))
     old, new = (re.findall(r"\S+\s*", text + " ") for text in (before, after))
+    if before.split() == after.split():
+        return [("same", after)] if new else []
     pieces = []
-    matcher = _Matcher(None, before.split(), after.split(), autojunk=False)
-    for kind, i, j, k, m in matcher.get_opcodes():
+    for kind, i, j, k, m in SequenceMatcher(None, before.split(), after.split()).get_opcodes():
         removed, added = "".join(old[i:j]), "".join(new[k:m])
         pieces += [("same", added)] if kind == "equal" else [("out", removed), ("in", added)]
     return [(kind, text) for kind, text in pieces if text]
@@ -81,8 +65,10 @@ REMARKS = {  # finish reason -> remark
     "full": "did not fit the model's window",
     "error": "failed",
 }
+# what notes raise that are another agent's, or come from a damaged file
 UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError)
-"""What notes raise that are another agent's, or come from a damaged file."""
+
+Cells = tuple[dict[str, list[str]], ...]  # an agent's table: rows of column -> lines of the cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +81,7 @@ class Step:
     changes: list[tuple[str, str]]  # `diff` of the memory before and after it
     remark: str  # on an unusual end of the turn, else ""
     lines: tuple[Line, ...]  # of the agent
-    table: tuple[dict[str, list[str]], ...]  # of the agent: column -> lines of the cell
+    table: Cells
 
     @property
     def changed(self) -> bool:
@@ -111,59 +97,54 @@ def steps_of(record: dict, agent: type[Agent] | None = None) -> list[Step]:
     aside stands with the next section.
     """
     reader, steps, ahead = _reader(record, agent), [], ()
-    turns = [turn for turn in record["turns"] if not _is_question(turn)]
+    turns = [turn for turn in record["turns"] if turn["final"] or not turn.get("frozen")]
     for k, turn in enumerate(turns):
         lines, table = _notes(reader, turn)
         if turn.get("aside"):
             ahead += tuple(replace(line, before=True) for line in lines)
-            continue
-        if turn["final"]:
-            continue
-        following = next((each for each in turns[k + 1 :] if not each.get("aside")), None)
-        if following and not following.get("frozen"):  # which is shown what its question needs
-            after = following["memory"]
-        elif turn["finish"] in WITHOUT_RESPONSE:  # it ends the trajectory
-            after = turn["memory"]
-        else:
-            after = turn.get("memory_after")
-            after = reader.memory_after(turn) if after is None else after
-        where, remark = str(turn.get("where", "")), REMARKS.get(turn["finish"], "")
-        changes = diff(turn["memory"], after)
-        steps.append(
-            Step(len(steps) + 1, turn["section"], where, changes, remark, ahead + lines, table)
-        )
-        ahead = ()
+        elif not turn["final"]:
+            where, remark = str(turn.get("where", "")), REMARKS.get(turn["finish"], "")
+            changes = diff(turn["memory"], _memory_after(reader, turn, turns[k + 1 :]))
+            shown = (where, changes, remark, ahead + lines, table)
+            steps.append(Step(len(steps) + 1, turn["section"], *shown))
+            ahead = ()
     return steps
+
+
+def _memory_after(reader: Agent, turn: dict, later: Sequence[dict]) -> str:
+    """Return the memory that a turn leaves: the one that the next prompt shows, if there is one."""
+    following = next((each for each in later if not each.get("aside")), None)
+    if following and not following.get("frozen"):  # which is shown what its question needs
+        return following["memory"]
+    if turn["finish"] in WITHOUT_RESPONSE:  # it ends the trajectory
+        return turn["memory"]
+    stored = turn.get("memory_after")
+    return reader.memory_after(turn) if stored is None else stored
 
 
 def _reader(record: dict, agent: type[Agent] | None) -> Agent:
     return (agent or find.known(record.get("agent", "")) or Agent)()
 
 
-def _notes(reader: Agent, turn: dict) -> tuple[tuple[Line, ...], tuple[dict[str, list[str]], ...]]:
+def _notes(reader: Agent, turn: dict) -> tuple[tuple[Line, ...], Cells]:
     """Return what an agent shows of a recorded turn: lines and a table. Notes that cannot be read
     give a line that says so, and no table."""
     try:
         lines = tuple(reader.lines(turn))
-    except UNREADABLE:
-        lines = (Line("notes", "cannot be read"),)
-    try:
         given = reader.extras["table"](reader, turn) if "table" in reader.extras else ()
         table = tuple(
             {name: [cell] if isinstance(cell, str) else [*map(str, cell)] for name, cell in row}
             for row in (row.items() for row in given)
         )
     except UNREADABLE:
-        table = ()
+        return (Line("notes", "cannot be read"),), ()
     return lines, table
 
 
-def _is_question(turn: dict) -> bool:
-    """Whether a turn neither reads nor answers: it asks the policy as it was before training."""
-    return bool(turn.get("frozen")) and not turn["final"]
+MOST = 24  # sections of a reading that are shown, where not all are
 
 
-def runs_of(steps: Sequence[Step], most: int | None = None) -> Iterator[tuple[str, list[Step]]]:
+def runs_of(steps: Sequence[Step], most: int | None = MOST) -> Iterator[tuple[str, list[Step]]]:
     """Yield (note, sections) in order: without a note what is shown, with one what is not.
 
     The first and the last section are always shown, the others if something changed in them; of
@@ -176,37 +157,25 @@ def runs_of(steps: Sequence[Step], most: int | None = None) -> Iterator[tuple[st
     visible = {*shown}
     for is_shown, run in groupby(steps, lambda step: step.number in visible):
         run = [*run]
-        if is_shown:
-            yield "", run
-            continue
         first, last = run[0].number, run[-1].number
         which = f"Section {first:,}" if first == last else f"Sections {first:,} to {last:,}"
         why = "not shown" if {step.number for step in run} & changed else "the memory stayed"
-        yield f"{which}: {why}", run
+        yield "" if is_shown else f"{which}: {why}", run
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """How a reading ended."""
-
-    lines: tuple[Line, ...]  # of the agent, of the turns that answer
-    table: tuple[dict[str, list[str]], ...]
-    section: str  # that the answering turn was shown, as all of a document at once
-    where: str
-    facts: dict[str, str]  # label -> answer, accepted answers, error, ...
-
-
-def end_of(record: dict, agent: type[Agent] | None = None) -> End:
+def end_of(record: dict, agent: type[Agent] | None = None) -> Step:
+    """Return the turns that answer as one step: what they were shown, as all of a document at once,
+    and the agent's lines."""
     reader, turns = _reader(record, agent), record["turns"]
     last = next((k for k in reversed(range(len(turns))) if turns[k]["final"]), len(turns))
     notes = [_notes(reader, turn) for turn in turns[last:]]
     lines = tuple(line for lines, _ in notes for line in lines)
-    final = turns[last] if turns[last:] else {}
-    section, where = final.get("section", "").strip(), str(final.get("where", ""))
-    return End(lines, notes[0][1] if notes else (), section, where, _facts(record))
+    final, table = (turns[last], notes[0][1]) if notes else ({}, ())
+    where = str(final.get("where", ""))
+    return Step(0, final.get("section", "").strip(), where, [], "", lines, table)
 
 
-def _facts(record: dict) -> dict[str, str]:
+def facts_of(record: dict) -> dict[str, str]:
     """Map labels to the facts about the end of a trajectory.
 
     A question of a user's own has no accepted answers, and nothing that depends on them; an
@@ -218,10 +187,9 @@ def _facts(record: dict) -> dict[str, str]:
         facts["answer"] = record["answer"].strip() or "(none)"
     if record["answers"]:
         if final and not formed:
-            facts["form"] = unformed(form)
+            asked = f", {ANSWER_FORMS[form]}" if form in ANSWER_FORMS else ""
+            facts["form"] = f"(not in the form that was asked for{asked})"
         facts["right answer"] = " | ".join(record["answers"])
-    finishes = Counter(turn["finish"] for turn in record["turns"])
-    facts["turns"] = ", ".join(f"{n} {finish}" for finish, n in finishes.items()) or "none"
     if record["error"]:
         facts["error"] = record["error"]
     if record["answers"] or record["step"] is not None:
@@ -229,27 +197,23 @@ def _facts(record: dict) -> dict[str, str]:
     return facts
 
 
-def unformed(form: str = "") -> str:
-    """Return the note on an answer that lacks the required form; form "" = an unknown one."""
-    name = f", {ANSWER_FORMS[form]}" if form in ANSWER_FORMS else ""
-    return f"(not in the form that was asked for{name})"
-
-
-def verdict(record: dict, score: float | None = None) -> str:
+def verdict(record: dict) -> str:
     """Return right, partly right, wrong, failed, or answered where nobody knows the right answer.
 
-    score: of an evaluation's row. Without one the answer is graded by containment: a reward may
-    hold more than the answer, such as a part for the memory.
+    A record may have the score of its row of an evaluation. Without one the answer is graded by
+    containment: a reward may hold more than the answer, such as a part for the memory.
     """
     if record["error"]:
         return "failed"
+    score = record.get("score")
     if score is None and record["answers"]:
         score = grade(record["answer"], record["answers"], record.get("form") or "boxed").sub_em
-    if score is None and record["step"] is not None:  # an episode that is paid for otherwise
-        return "no reward" if record["reward"] is None else f"reward {record['reward']:.3g}"
-    if score is None:
+    if score is not None:
+        return "right" if score >= 1 else "partly right" if score > 0 else "wrong"
+    if record["step"] is None:
         return "answered"
-    return "right" if score >= 1 else "partly right" if score > 0 else "wrong"
+    # an episode that is paid for otherwise
+    return "no reward" if record["reward"] is None else f"reward {record['reward']:.3g}"
 
 
 def origin(record: dict) -> str:
@@ -262,20 +226,12 @@ def origin(record: dict) -> str:
         parts.append(f"training step {record['step']}")
     if temperature is not None:
         parts.append(f"sampled at temperature {temperature:g}" if temperature else "greedy")
-    return "; ".join(parts)
+    return "; ".join(filter(None, parts))
 
 
 # ---------------------------------------------------------------- in the terminal
 
 LOOKS = {"same": "", "in": "green underline", "out": "red strike"}
-
-
-def styled_changes(changes: Sequence[tuple[str, str]]) -> Text:
-    """Write a difference in colours, and with the marks of `marked`, which a pipe shows too."""
-    from rich.text import Text
-
-    parts = [(marked([piece]) + " ", LOOKS[piece[0]]) for piece in changes]
-    return Text.assemble(*((clean(text), look) for text, look in parts))
 
 
 def styled(line: Line) -> Text:
@@ -286,43 +242,46 @@ def styled(line: Line) -> Text:
     return Text.assemble((clean(line.label), "magenta"), " ", clean(line.text), note)
 
 
-def render(
-    record: dict, characters: int = 1200, most: int = 24, agent: type[Agent] | None = None
-) -> Text:
+def render(record: dict, characters: int = 1200, agent: type[Agent] | None = None) -> Text:
     """Render a record: sections dim, words new in the memory {+green+}, words gone [-red-].
 
-    characters: of a section. most, agent: as in `runs_of` and `steps_of`.
+    characters: of a section. agent: as in `steps_of`.
     """
     from rich.text import Text
 
-    origins = f"{verdict(record)}; task {record['id']}, sample {record['sample']}; {origin(record)}"
-    out = [Text(clean(record["question"] or record["id"]), "bold"), Text(clean(origins), "dim")]
+    out: list[Text] = []
+
+    def add(*parts: tuple[str, str]) -> None:
+        out.append(Text.assemble(*((clean(text), style) for text, style in parts)))
+
+    def add_section(heading: str, where: str, section: str) -> None:
+        add((f"\n{heading}{where and ', '}{where}", "cyan"))
+        add((clip(section.strip(), characters), "dim"))
+
+    def add_table(rows: Cells) -> None:
+        for name, lines in (column for row in rows for column in row.items()):
+            add((f"{name}  ", "magenta"), ("\n    ".join(lines) or "-", ""))
+
     steps, end = steps_of(record, agent), end_of(record, agent)
-
-    def tabulate(rows: Sequence[dict[str, list[str]]]) -> Iterator[Text]:
-        for row in rows:
-            for name, lines in row.items():
-                words = "\n    ".join(lines) or "-"
-                yield Text.assemble((f"{clean(name)}  ", "magenta"), clean(words))
-
-    for note, run in runs_of(steps, most):
+    add((record["question"] or record["id"], "bold"))
+    origins = f"{verdict(record)}; task {record['id']}, sample {record['sample']}; {origin(record)}"
+    add((origins, "dim"))
+    for note, run in runs_of(steps, MOST):
         if note:
-            out.append(Text(f"… {note} …", "italic"))
+            add((f"… {note} …", "italic"))
             continue
         for step in run:
-            where = f", {clean(step.where)}" if step.where else ""
-            out.append(Text(f"\nsection {step.number:,} of {len(steps):,}{where}", "cyan"))
-            out.append(Text(clean(clip(step.section.strip(), characters)), "dim"))
+            add_section(f"section {step.number:,} of {len(steps):,}", step.where, step.section)
             out += (styled(line) for line in step.lines if line.before)
-            remark = (f"{step.remark} ", "yellow") if step.remark else ""
-            memory = styled_changes(step.changes) if step.changes else "(empty)"
-            out.append(Text.assemble(("memory ", "magenta"), remark, memory))
+            memory = [(f"{marked([piece])} ", LOOKS[piece[0]]) for piece in step.changes]
+            remark = (f"{step.remark} " * bool(step.remark), "yellow")
+            add(("memory ", "magenta"), remark, *(memory or [("(empty)", "")]))
             out += (styled(line) for line in step.lines if not line.before)
-            out += tabulate(step.table)
-    out += [*map(styled, end.lines), *tabulate(end.table)]
+            add_table(step.table)
+    out += map(styled, end.lines)
+    add_table(end.table)
     if end.section:
-        out.append(Text(f"\nread at once{end.where and ', '}{clean(end.where)}", "cyan"))
-        out.append(Text(clean(clip(end.section, characters)), "dim"))
-    for name, fact in end.facts.items():
-        out.append(Text.assemble((f"{name}  ", "cyan"), clean(fact)))
+        add_section("read at once", end.where, end.section)
+    for name, fact in facts_of(record).items():
+        add((f"{name}  ", "cyan"), (fact, ""))
     return Text("\n").join(out)

@@ -1,29 +1,12 @@
-"""What agents are called, which one leads, and what it means that nothing was right."""
+"""What agents are called, and what it means that nothing was right."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 from agents import find
 from memagent import Agent
-from report.rows import Cell
-
-
-def lead_of(records: Iterable[Cell]) -> str:
-    """Return the leading agent: the one named trained, else the first; "" without any."""
-    agents = [cell.agent for cell in records]
-    return "trained" if "trained" in agents else agents[0] if agents else ""
-
-
-def temperatures_of(records: Iterable[Cell]) -> dict[tuple[str, str], str]:
-    """Return at which temperature an agent is shown where one is: 1.0, or else its first one, by
-    agent and kind of question."""
-    shown: dict[tuple[str, str], str] = {}
-    for cell in records:
-        key = cell.agent, cell.question
-        shown[key] = "1.0" if cell.temperature == "1.0" else shown.get(key, cell.temperature)
-    return shown
 
 
 @cache

@@ -12,8 +12,6 @@ from pathlib import Path
 
 BINARY = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 TIMEOUT_S = 60
-KEYS = {"ArrowDown": 40, "ArrowUp": 38, "PageDown": 34, "Home": 36, "End": 35, "Enter": 13,
-        "Escape": 27}  # fmt: skip
 
 
 class Chromium:
@@ -37,7 +35,7 @@ class Chromium:
         )  # fmt: skip
         os.close(theirs_in)
         os.close(theirs_out)
-        self.numbers, self.buffer, self.listeners = count(1), b"", {}
+        self.numbers, self.buffer, self.pages = count(1), b"", {}
 
     def call(self, method: str, session: str = "", **params) -> dict:
         """Call a method and return its result. Events that come meanwhile go to their pages."""
@@ -63,12 +61,9 @@ class Chromium:
             self.buffer += part
         raw, _, self.buffer = self.buffer.partition(b"\0")
         message = json.loads(raw)
-        if page := self.listeners.get(message.get("sessionId")):
-            page.hear(message)
+        if page := self.pages.get(message.get("sessionId")):
+            page.hear(message.get("method"), message.get("params", {}))
         return message
-
-    def open(self, url: str, width: int = 1400, **how: bool) -> "Page":
-        return Page(self, url, width, **how)
 
     def close(self) -> None:
         self.call("Browser.close")
@@ -80,21 +75,18 @@ class Chromium:
 class Page:
     """A tab."""
 
-    def __init__(
-        self, browser: Chromium, url: str, width: int, dark: bool = False, scripts: bool = True
-    ):
+    def __init__(self, browser: Chromium, url: str, width: int = 1400, dark: bool = False):
         self.browser, self.problems, self.loaded = browser, [], False
-        target = browser.call("Target.createTarget", url="about:blank")["targetId"]
-        attached = browser.call("Target.attachToTarget", targetId=target, flatten=True)
-        self.target, self.session = target, attached["sessionId"]
-        browser.listeners[self.session] = self
+        self.target = browser.call("Target.createTarget", url="about:blank")["targetId"]
+        attached = browser.call("Target.attachToTarget", targetId=self.target, flatten=True)
+        self.session = attached["sessionId"]
+        browser.pages[self.session] = self
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
         size = dict(width=width, height=900, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
         self.call("Page.navigate", url=url)
         while not self.loaded:
             browser.next()
@@ -102,17 +94,14 @@ class Page:
     def call(self, method: str, **params) -> dict:
         return self.browser.call(method, self.session, **params)
 
-    def hear(self, message: dict) -> None:
+    def hear(self, method: str | None, params: dict) -> None:
         """Note an event: that the page is loaded, or what its console shows as an error."""
-        method, params = message.get("method"), message.get("params", {})
         if method == "Page.loadEventFired":
             self.loaded = True
         elif method == "Runtime.exceptionThrown":
             self.problems.append(params["exceptionDetails"])
         elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
             self.problems.append(params["entry"]["text"])
-        elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "assert"):
-            self.problems.append(params["args"])
 
     def run(self, expression: str):
         """Return the value of JavaScript, of a promise what it comes to."""
@@ -122,34 +111,6 @@ class Page:
         if "exceptionDetails" in answer:
             raise RuntimeError(answer["exceptionDetails"])
         return answer["result"].get("value")
-
-    def until(self, expression: str):
-        """Wait until JavaScript comes to something true, and return it."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while not (value := self.run(expression)):
-            if time.monotonic() > deadline:
-                raise TimeoutError(expression)
-            time.sleep(0.01)
-        return value
-
-    def click(self, selector: str, meanwhile: str = "") -> None:
-        """Click into the middle of an element. meanwhile: JavaScript while the button is down."""
-        x, y = self.run(
-            f"(e => (e.scrollIntoView({{block: 'center'}}), e = e.getBoundingClientRect(), "
-            f"[e.x + e.width / 2, e.y + e.height / 2]))(document.querySelector({selector!r}))"
-        )
-        for kind in ("mousePressed", "mouseReleased"):
-            where = dict(type=kind, x=x, y=y, button="left", clickCount=1)
-            self.call("Input.dispatchMouseEvent", **where)
-            self.run(meanwhile)
-
-    def type(self, text: str) -> None:
-        self.call("Input.insertText", text=text)
-
-    def press(self, key: str) -> None:
-        for kind in ("rawKeyDown", "keyUp"):
-            code = KEYS[key]
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code)
 
     def close(self) -> None:
         self.browser.call("Target.closeTarget", targetId=self.target)

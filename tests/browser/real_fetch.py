@@ -7,36 +7,37 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from chromium import BINARY, Chromium
+from chromium import BINARY, Chromium, Page
 from served import NAME, PATH, chat, serving
 
 from engines.scripted import ScriptedEngine
 
 pytestmark = pytest.mark.skipif(not BINARY, reason="needs Chromium: apt-get install chromium")
-ASK = """fetch({url}, {{method: 'POST', headers: {headers}, body: JSON.stringify({body})}})
+ASK = """fetch({}, {{method: 'POST', headers: {}, body: JSON.stringify({})}})
     .then(reply => reply.text()).catch(error => 'refused: ' + error)"""
+
+
+class Empty(BaseHTTPRequestHandler):
+    """An empty page."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+
+    def log_message(self, *words):
+        pass
 
 
 @contextmanager
 def page():
-    """Serve an empty page; yields its origin."""
-
-    class Empty(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-
-        def log_message(self, *words):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Empty)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    """Serve a page; yields its origin."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Empty) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
 
 
 @pytest.mark.parametrize("key", ["", "s3cret"])
@@ -47,12 +48,8 @@ def test_a_page_that_was_named_reads_the_answer_and_no_other_page(codec, tmp_pat
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
 
         def ask(origin, body, **fields):
-            tab = browser.open(origin)
-            url = json.dumps(str(http.base_url.join(PATH)))
-            ask = ASK.format(url=url, headers=json.dumps(headers | fields), body=json.dumps(body))
-            found = tab.run(ask)
-            tab.close()
-            return found
+            tab, url = Page(browser, origin), str(http.base_url.join(PATH))
+            return tab.run(ASK.format(*map(json.dumps, (url, headers | fields, body))))
 
         assert json.loads(ask(named, chat()))["choices"][0]["message"]["content"] == "Anna"
         stream = ask(named, chat(stream=True))

@@ -1,14 +1,14 @@
-"""The pages of runs in a real Chromium, from a telephone's width to a wide screen's: `make
+"""The pages of runs in a real Chromium, at the width of a telephone and of a wide screen: `make
 test-browser`."""
 
 import json
 
 import pytest
-from chromium import BINARY, Chromium
+from chromium import BINARY, Chromium, Page
 from run_folders import evaluation, folder_of, record, row, training, trajectory
-from test_streams import outcome
+from test_streams import CONFIG, outcome
 
-from config.options import StreamConfig
+from commands.report import print_comparison
 from memagent import Agent
 from report import runlog, streams
 from report.page import write_reading, write_report
@@ -29,10 +29,9 @@ def browser(tmp_path_factory):
     browser.close()
 
 
-def long_names(folder):
+def evaluated(folder):
     rows = [
-        row(agent, kind, t, n, str(i), float(i % 2), document_tokens=9, seconds=1.0, mib=4,
-            sections=4, needed=1, held=[], seen=[1])
+        row(agent, kind, t, n, str(i), float(i % 2), document_tokens=9, seconds=1.0, mib=4)
         for agent in ("memagent", "full", LONG) for kind in ("two_hop", "one_fact", LONG)
         for t in ("1.0", "0.0") for n in (4, 16, 64, 256, 1024, 4096) for i in range(4)
     ]  # fmt: skip
@@ -43,111 +42,95 @@ def long_names(folder):
     return write_report(folder, LONG)
 
 
-def steps(folder):
+def trained(folder):
     writer = runlog.TrajectoryWriter(training(folder) / "trajectories.jsonl.gz")
     writer.write([runlog.packed([trajectory(3, 0)], Agent(), 3)])
     return write_report(folder)
 
 
-def stream(folder):
-    config = StreamConfig(epochs=2, arms=("none", "memrl"))
-    outcomes = [outcome("none", None), outcome("memrl", 0.25)]
-    summary = streams.summarise_stream(config, outcomes)
-    (folder / "report.html").write_text(streams._page(summary, config, outcomes, folder, LONG))
-    return folder / "report.html"
+def streamed(folder):
+    return streams.rewrite_stream_report(
+        folder, CONFIG, [outcome("none", None), outcome("memrl", 0.25)], running=True
+    )
 
 
-def reading(folder):
+def compared(folder):
+    agents = ("trained", "untrained", "full", "memagent@untrained")
+    rows = [row(agent, id=str(k), length=n) for agent in agents for n in (4, 16) for k in range(9)]
+    return print_comparison([folder_of(folder / name, rows) for name in ("first", "second")])
+
+
+def read(folder):
     return write_reading(folder, record(("none", LONG, LONG), question=LONG), {LONG: LONG})
 
 
-@pytest.fixture(scope="module", params=[long_names, steps, stream, reading])
-def page_of(request, tmp_path_factory):
+@pytest.fixture(scope="module", params=[evaluated, trained, streamed, compared, read])
+def address(request, tmp_path_factory):
     return request.param(tmp_path_factory.mktemp("run")).as_uri()
 
 
-@pytest.mark.parametrize(("width", "dark"), [(360, True), (800, False), (1600, True)])
-def test_nothing_is_wider_than_the_page(browser, page_of, width, dark):
-    page = browser.open(page_of, width=width, dark=dark)
+WIDER = """[...document.querySelectorAll('main > *, .pair *, figure, details.reading *')]
+    .filter(e => !e.closest('.scroll') && e.getBoundingClientRect().right > innerWidth + 1)
+    .map(e => e.tagName + '.' + e.className)"""
+# cells with one word, which is not LONG, that takes more than a line
+BROKEN = """[...document.querySelectorAll('td, th')].filter(e => /^\\S{1,20}$/.test(e.textContent))
+    .filter(e => { const range = document.createRange(); range.selectNodeContents(e)
+                   return range.getClientRects().length > 1 }).map(e => e.textContent)"""
+# WCAG's contrast of letters, 4.5 at least; what is faint on purpose is left out
+CONTRAST = """(() => {
+    const lum = c => { const [r, g, b] = c.match(/[\\d.]+/g).slice(0, 3).map(v => {
+      v /= 255; return v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4 })
+      return .2126 * r + .7152 * g + .0722 * b }
+    const under = lum(getComputedStyle(document.body).backgroundColor)
+    return Math.min(...['h1', '.note', 'th', 'td', 'summary', 'small'].map(s => {
+      const e = document.querySelector(s); if (!e) return 21
+      const over = lum(getComputedStyle(e).color)
+      return (Math.max(over, under) + .05) / (Math.min(over, under) + .05) })) })()"""
+
+
+@pytest.mark.parametrize(("width", "dark"), [(400, True), (1400, False)])
+def test_a_page_is_legible_and_nothing_is_wider_than_it(browser, address, width, dark):
+    page = Page(browser, address, width, dark)
     page.run("document.querySelectorAll('details').forEach(e => { e.open = true })")
     assert page.run("document.documentElement.scrollWidth") <= width
-    too_wide = page.run(
-        "[...document.querySelectorAll('main > *, .pair *, figure, details.reading *')]"
-        ".filter(e => !e.closest('.scroll') && e.getBoundingClientRect().right > innerWidth + 1)"
-        ".map(e => e.tagName + '.' + e.className)"
-    )
-    assert too_wide == [] and page.problems == []
+    assert page.run(WIDER) == [] and page.run(BROKEN) == [] and page.problems == []
+    assert page.run(CONTRAST) >= 4.5
     page.close()
-
-
-@pytest.mark.parametrize("width", [360, 1400])
-def test_numbers_stand_in_a_line(browser, tmp_path, width):
-    page = browser.open(stream(tmp_path).as_uri(), width=width)
-    lines = """[...document.querySelectorAll('td')].filter(td => FILTER).map(td => {
-      const range = document.createRange(); range.selectNodeContents(td)
-      return range.getClientRects().length })"""
-    numbers = page.run(
-        lines.replace("FILTER", "td.offsetParent && /^-?[\\d.]+( %)?$/.test(td.textContent)")
-    )
-    assert numbers and all(n == 1 for n in numbers)
-    page.close()
-
-
-def test_letters_stand_out_from_the_page(browser, tmp_path):
-    """By WCAG's contrast of 4.5 for text, in both schemes; what is faint on purpose is left out."""
-    address = long_names(tmp_path).as_uri()
-    ratio = """(() => {
-      const lum = c => { const [r, g, b] = c.match(/[\\d.]+/g).slice(0, 3).map(v => {
-        v /= 255; return v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4 })
-        return .2126 * r + .7152 * g + .0722 * b }
-      const under = lum(getComputedStyle(document.body).backgroundColor)
-      return Math.min(...['h1', '.note', 'th', 'td', 'summary', 'small'].map(s => {
-        const over = lum(getComputedStyle(document.querySelector(s)).color)
-        return (Math.max(over, under) + .05) / (Math.min(over, under) + .05) })) })()"""
-    for dark in (False, True):
-        page = browser.open(address, dark=dark)
-        assert page.run(ratio) >= 4.5
-        page.close()
 
 
 def test_a_wide_table_scrolls_in_its_frame(browser, tmp_path):
-    page = browser.open(long_names(tmp_path).as_uri(), width=360)
-    page.run("document.querySelectorAll('details').forEach(e => { e.open = true })")
-    assert page.run("[...document.querySelectorAll('.scroll')]"
-                    ".some(e => e.scrollWidth > e.clientWidth + 20)")  # fmt: skip
+    page = Page(browser, evaluated(tmp_path).as_uri(), width=400)
+    frames = "[...document.querySelectorAll('.scroll')]"
+    assert page.run(f"{frames}.some(e => e.scrollWidth > e.clientWidth + 20)")
     page.close()
+
+
+SEND = """(() => {{ const e = document.querySelector('{}'); e.value = '{}'
+    e.dispatchEvent(new Event('input', {{bubbles: true}})) }})()"""
+VISIBLE = "[...document.querySelectorAll('{}')].filter(e => !e.hidden)"
 
 
 def test_the_list_is_searched_and_the_slider_goes_through_the_sections(browser, tmp_path):
     cell = dict(question="one_fact", temperature="1.0", length=4)
+    asked = [(agent, k) for agent in ("trained", "untrained") for k in range(5)]
     records = [
-        record(("none", "none", f"{agent} {k}", "Lima"), answer, id=f"q{k}", settings=agent,
+        record(("none", "none", f"{agent} {k}", "Lima"), id=f"q{k}", settings=agent,
                question=f"Where is person {k}?", cell=cell | {"agent": agent})
-        for agent, answer in (("trained", "\\boxed{Lima}"), ("untrained", "\\boxed{Rome}"))
-        for k in range(5)
+        for agent, k in asked
     ]  # fmt: skip
     rows = [
         row(agent, id=f"q{k}", settings=agent, reward=float(agent == "trained"))
-        for agent in ("trained", "untrained") for k in range(5)
-    ]  # fmt: skip
-    page = browser.open(write_report(folder_of(tmp_path / "e", rows, records=records)).as_uri())
-    shown = "[...document.querySelectorAll('details.reading')].filter(e => !e.hidden).length"
-    send = (
-        "(() => {{ const e = document.getElementById('{}'); e.value = '{}';"
-        "e.dispatchEvent(new Event('input', {{bubbles: true}})) }})()"
-    )
+        for agent, k in asked
+    ]
+    page = Page(browser, write_report(folder_of(tmp_path / "e", rows, records=records)).as_uri())
     counts = []
     for where, what in (("words", ""), ("words", "PERSON 3"), ("verdict", "wrong"), ("words", "")):
-        page.run(send.format(where, what))
-        counts.append(page.run(shown))
+        page.run(SEND.format(f"#{where}", what))
+        counts.append(page.run(VISIBLE.format("details.reading") + ".length"))
     assert counts == [10, 2, 1, 5]
     assert page.run("document.getElementById('shown').textContent") == "5 of 10"
-    visible = (
-        "[...document.querySelectorAll('.pair .step')].filter(e => !e.hidden)"
-        ".map(e => e.dataset.step).join()"
-    )
-    assert page.run(visible) == "2,2"  # where the two memories first differ
-    page.run("(() => { const e = document.querySelector('#slide input'); e.value = 3;"
-             "e.dispatchEvent(new Event('input', {bubbles: true})) })()")  # fmt: skip
-    assert page.run(visible) == "3,3" and page.problems == []
+    steps = VISIBLE.format(".pair .step") + ".map(e => e.dataset.step).join()"
+    assert page.run(steps) == "2,2"  # where the two memories first differ
+    page.run(SEND.format("#slide input", 3))
+    assert page.run(steps) == "3,3" and page.problems == []
     page.close()
