@@ -28,7 +28,7 @@ from commands.questions import Answer, How
 from config import files
 from config.errors import UserError, clean
 from config.locks import writing
-from config.options import TINY, AnsweringConfig, AskConfig, EvalConfig
+from config.options import CACHE_TOKENS, TINY, AnsweringConfig, AskConfig, EvalConfig
 from config.realmodels import PACKAGED
 from config.settings import hints_of
 from config.terminal import bar, command_line, console, say
@@ -96,7 +96,7 @@ def answered(first: Inquiry, how: How, further: Callable[[], str] | None = None)
     first.say(f"Opening {first.by} ...")
     first.config = settle_dtype(first.config)
     evaluation = evaluation_of(first.config, name="ask", in_flight=1)
-    keep = first.config.cache_tokens if further else 0  # sections, for the next question
+    keep = CACHE_TOKENS if further else 0
     # a reading that is told to nobody is another program's: its threads are its own
     use = Use(window=first.window, terms=terms, cache_tokens=keep, settle=not first.to.quiet)
     engine = open_reader(evaluation, agents, use=use)

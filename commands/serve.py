@@ -40,7 +40,7 @@ from commands.ask import PATIENCE_S, evaluation_of, fitted, made, remarks_on
 from commands.door import LOOPBACK, Server, check_names, check_visitor
 from commands.questions import How
 from config.errors import UserError, clean, clip
-from config.options import ServeConfig
+from config.options import CACHE_TOKENS, ServeConfig
 from data import Task, extract_answer
 from engines.local import answerer
 from engines.service import Ended, Job, Service
@@ -66,6 +66,8 @@ SWIFT_S = 2.0
 that take no time wait for none of them."""
 CHILDREN = 2
 """Bodies that are read side by side, of either kind."""
+GRACE_S = 30.0
+"""Time that requests in flight have to finish after SIGTERM or Ctrl-C."""
 LATE, ENDING = "The time limit is over.", "The server is shutting down."
 KINDS = {
     401: ("authentication_error", "invalid_api_key"),
@@ -99,7 +101,7 @@ def run(config: ServeConfig, how: How) -> None:
         say(f"The model {name} answers at {at} with {agent.label}{fits} (Ctrl-C ends it).")
         chats = Chats(service, agent, name, config, key)
         chats.lanes[0][0].begin(read_request)
-        Server(app(chats), config.grace_s, service.stop).run(sockets=[listening])
+        Server(app(chats), GRACE_S, service.stop).run(sockets=[listening])
 
 
 def _open(config: ServeConfig, how: How) -> tuple[Engine, Agent, str, str]:
@@ -112,7 +114,7 @@ def _open(config: ServeConfig, how: How) -> tuple[Engine, Agent, str, str]:
     policy = find.model_or_default(config.model, config.endpoint)
     agent = made(how.agent or find.agent_of("default", policy), config, how)
     terms = served.Terms(patience_s=PATIENCE_S, memory_is_final=True, keyed=who.keyed)
-    use = Use(window=who.window, terms=terms, cache_tokens=config.cache_tokens)
+    use = Use(window=who.window, terms=terms, cache_tokens=CACHE_TOKENS)
     engine = open_reader(evaluation_of(config, name="serve"), [agent], use=use)
     agent, fits = fitted(agent, engine.window, how.settings)
     model = config.served_as or Path(config.model or "model").name  # without its folder
