@@ -211,7 +211,7 @@ def value_of(name: str, kind: object, value: object) -> object:
     if not isinstance(value, list):
         return value
     words = [word for word in ",".join(value).split(",") if word]
-    return checked(tuple(_doubled(words)), kind, f"--{name.replace('_', '-')}")
+    return checked(tuple(_doubled(words)), kind, name)
 
 
 def _doubled(words: list[str]) -> Iterator[str]:

@@ -34,7 +34,7 @@ def writing(path: Path, what: str) -> Iterator[None]:
     """
     from filelock import Timeout
 
-    path, creator = path.resolve(), os.getpid()
+    path, creator = Path(os.path.realpath(path)), os.getpid()  # of a loop of links as well
     new = [folder for folder in path.parents if not folder.exists()]
     make_folder(path.parent)
     mark, lock = _lock(path, 0.2)  # `is_written` has it for a moment
@@ -66,7 +66,7 @@ def is_written(path: Path) -> bool:
     """Tell whether a file or a folder has a writer now, in this process or another."""
     from filelock import Timeout
 
-    mark, lock = _lock(path.resolve(), 0)
+    mark, lock = _lock(Path(os.path.realpath(path)), 0)
     try:
         if mark.exists():
             lock.acquire().lock.release()

@@ -6,7 +6,7 @@ import shlex
 import pytest
 from rich.console import Console
 
-from config.terminal import bar, command_line, fitting, next_step
+from config.terminal import bar, command_line, next_step
 
 
 def drawn(console, progress) -> str:
