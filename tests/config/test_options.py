@@ -8,14 +8,14 @@ from agents import find
 from agents.rememr1 import ReMemR1Config
 from config import files, options, settings
 from config.errors import UserError
-from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig
+from config.options import EMBEDDED, AskConfig, EvalConfig, GRPOConfig, RunConfig, StreamConfig
 from config.plugins import load_file
 
 
 @pytest.mark.parametrize(
     ("cls", "field", "values"),
     [
-        (GRPOConfig, "steps", (0, -1)),
+        (GRPOConfig, "steps", (0, -1, 2**63)),
         (GRPOConfig, "tasks_per_step", ((), (8, 0))),
         (GRPOConfig, "betas", ((0.9,), (0.9, 1.0), (-0.1, 0.9), (0.9, 0.9, 0.9))),
         (GRPOConfig, "lr", (-1.0, math.nan, math.inf)),
@@ -46,17 +46,29 @@ def test_a_value_out_of_range_is_one_sentence_that_names_the_setting(cls, field,
             replace(cls(), **{field: value})
 
 
-def test_a_rollout_is_cut_into_updates_in_one_way():
-    with pytest.raises(
-        UserError, match=r"^Give rows_per_update or updates_per_rollout, not both[^\n]+\.$"
-    ):
-        GRPOConfig(rows_per_update=64, updates_per_rollout=2)
+@pytest.mark.parametrize(
+    ("cls", "fields"),
+    [
+        (GRPOConfig, {"rows_per_update": 64, "updates_per_rollout": 2}),
+        (GRPOConfig, {"quantise": True}),
+        (EvalConfig, {"quantise": True, "engine": "vllm"}),
+        (EvalConfig, {"quantise": True, "endpoint": ("http://a",)}),
+        (AskConfig, {"dtype": "float32", "endpoint": ("http://a",)}),
+        (EvalConfig, {"agents": ("full", "full")}),
+        (StreamConfig, {"arms": ("rag", "rag")}),
+        (StreamConfig, {"model": "a"}),
+        (StreamConfig, {"dtype": "float32"}),
+    ],
+)
+def test_values_that_do_not_go_together_are_refused(cls, fields):
+    with pytest.raises(UserError, match=next(iter(fields)).partition("_")[0]):
+        cls(**fields)
 
 
 def test_values_at_the_edge_of_a_range_are_allowed():
     GRPOConfig(lr=0.0, warmup=0, grad_clip=math.inf, decay_from=0.0, grow_at=2.0, betas=(0.0, 0.0))
     RunConfig(keep_trajectories=0, keep_checkpoints=0, save_every=1)
-    EvalConfig(temperatures=(0.0,), transcripts=0)
+    EvalConfig(temperatures=(0.0,))
 
 
 def test_every_preset_can_be_built():
