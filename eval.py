@@ -100,8 +100,9 @@ def evaluate(
                 raise UserError(f"Two tasks have the id {task.id!r}; ids must be unique.")
             if number < c.n_records:
                 recorded.add((task.id, 0))
+            digest = task.digest
             for sample in range(c.samples):
-                row = found[task.id, sample] = there.get((task.id, sample, task.digest))
+                row = found[task.id, sample] = there.get((task.id, sample, digest))
                 if row:
                     progress(row)
                 yield task, sample
@@ -130,26 +131,25 @@ def evaluate(
 
     def read(jobs: Iterable[tuple[Task, int]]) -> None:
         for done in rollout(engine, agent, jobs, sampling, c.seed, c.in_flight, keep, steps):
-            key = done.task.id, done.sample
+            task, key = done.task, (done.task.id, done.sample)
             reading = readings.pop(key)
-            if is_missing(done.task, done.sample):
-                here = replace(cell, question=cell.question or done.task.kind)
-                row = found[key] = row_of(done, here, agent, reading) | {
-                    "settings": settings,
-                    "dtype": c.dtype,
-                    "task": done.task.digest,
-                    "document": done.task.document_digest,
-                }
-                # before the row: killed between the two, there is one too many, which the report
-                # drops
-                if c.record_to is not None and (key in recorded or _is_wanted(row, c)):
-                    done.reward = row["reward"]
-                    about = {"cell": asdict(here), "settings": settings}
-                    with Rows(c.record_to) as records:
-                        temperature = sampling.temperature
-                        records.append(thin(record(done, agent, temperature=temperature)) | about)
-                file.append(row)
-                progress(row)
+            if not is_missing(task, done.sample):
+                continue  # it was read for what it makes
+            here = replace(cell, question=cell.question or task.kind)
+            row = found[key] = row_of(done, here, agent, reading) | {
+                "settings": settings,
+                "dtype": c.dtype,
+                "task": task.digest,
+                "document": task.document_digest,
+            }
+            # before the row: killed between the two, there is one too many, which the report drops
+            if c.record_to is not None and (key in recorded or _is_wanted(row, c)):
+                done.reward = row["reward"]
+                transcript = thin(record(done, agent, temperature=sampling.temperature))
+                with Rows(c.record_to) as records:
+                    records.append(transcript | {"cell": asdict(here), "settings": settings})
+            file.append(row)
+            progress(row)
 
     todo = jobs()
     with Rows(rows) as file, engine.awake():

@@ -201,16 +201,14 @@ def test_a_path_that_cannot_be_is_one_sentence_whatever_the_command(
 
 def test_look(own, tmp_path):
     assert "Where is Anna?" in run("data", "look", own)
-    assert "evidence at" in run("data", "look", "world", "--sections", 2)
-    run("data", "look", "world", "--sections", 0, code=2)
-    ledger = run("data", "look", "ledger", "--n", 1)
-    assert "2024-01-06" in ledger and "2024-01-07" not in ledger
-    assert "2024-01-12" in run("data", "look", "ledger", "--n", 1, "--sections", 12)
+    assert "evidence at" in run("data look world --sections 2")
+    run("data look world --sections 0", code=2)
+    ledger = run("data look ledger --n 1 --sections 12")
+    assert "2024-01-12" in ledger and "2024-01-13" not in ledger
     qa = [{"question": "Who?", "answer": "A"}]
     talk = {"id": "t", "memories": [{"text": "Ada left."}], "qa": qa}
     (tmp_path / "talks.jsonl").write_text(json.dumps(talk))
-    looked = run("data", "look", f"own:{tmp_path / 'talks.jsonl'}")
-    assert "Ada left." in looked and "1 tasks: 1 questions, word F1" in looked
+    assert "Ada left." in run("data", "look", f"own:{tmp_path / 'talks.jsonl'}")
 
 
 def test_the_embedded_policy_is_small_and_loads_without_code_of_its_own():

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from conftest import calls_of, cell_of, killed_in_child
+from conftest import cell_of
 
 import eval
 from agents import find
@@ -136,15 +136,6 @@ def test_a_row_says_what_happened(codec, tmp_path):
     assert row["memory_empty"] == 1
 
 
-def test_rulers_own_tasks_are_graded_by_the_share_of_their_answers(codec, tmp_path):
-    engine = ScriptedEngine(codec, lambda prompt: "\\boxed{12, 56}")
-    some = [task(kind, ("12", "34"), kind=kind, dataset="ruler") for kind in ("vt", "qa_1")]
-    rows = run(codec, tmp_path / "rows", some, engine)
-    assert [row["reward"] for row in rows] == [0.5, 0.0]
-    # by sub_em, "12" is in it
-    assert cell_of(summarise(rows), "trained", "one_fact", "1.0", 2)["mean"] == 0.75
-
-
 def test_a_document_that_is_not_read_whole_is_counted(codec, tmp_path):
     cut_short = tiny.agent("full", window=100)
     for k, (agent, cut) in enumerate(
@@ -220,19 +211,6 @@ def test_cut_at_any_byte_and_resumed_gives_the_rows_of_an_uninterrupted_run(code
         assert engine.finals == 12 - kept  # only what was missing was asked
         assert alike(lines(path), whole)
         assert lines(path)[:kept] == lines(tmp_path / "whole")[:kept]
-
-
-def test_killed_with_sigkill_at_random_moments(codec, tmp_path):
-    path, rng, seen = tmp_path / "rows", random.Random(1), []
-    calls = calls_of(lambda: run(codec, tmp_path / "whole", tasks(30), in_flight=4))
-    whole = run(codec, tmp_path / "whole", tasks(30))
-    for _ in range(3):
-        at = int(calls * rng.uniform(0.1, 0.2))
-        assert killed_in_child(lambda: run(codec, path, tasks(30), in_flight=4), at)
-        seen.append(path.read_bytes().count(b"\n"))
-    assert 0 < seen[0] < seen[-1] < 30  # it was killed underway, and went on
-    assert timeless(run(codec, path, tasks(30))) == timeless(whole)
-    assert alike(lines(path), whole)
 
 
 class Seeded(Watched):
@@ -461,14 +439,13 @@ def test_a_trajectory_does_not_hold_its_document_again(codec, tmp_path, monkeypa
     rows = run(codec, tmp_path / "rows", some[:1], record_to=tmp_path / "records")
     rows += run(codec, tmp_path / "rows", some[1:])
     first, other = (kept[task.id] for task in some)
-    assert rows[0]["sections"] == rows[1]["sections"] == n and rows[1]["document_tokens"] == n * 24
+    assert rows[0]["sections"] == rows[1]["sections"] == n
     for turns in (first.turns, other.turns):
         assert not any(any((t.prompt.pieces, t.prompt_ids, t.logprobs)) for t in turns)
     assert other.answer and not any(t.response or t.prompt.section for t in other.turns[:-1])
     whole = [bool(t.prompt.section) for t in first.turns[:-1]]
     assert all(whole[:EDGE]) and all(whole[-EDGE + 1 :]) and not any(whole[EDGE : 2 * EDGE])
     assert all(t.prompt.memory for t in first.turns)  # its memory can be followed all the way
-    assert not any(hasattr(t.prompt.section, "ids") for t in first.turns)
     # a transcript has no token ids, and no document of megabytes
     long, agent = task(text="word " * 20_000), tiny.agent("full", window=0)
     run(codec, tmp_path / "r", [long], agent=agent, record_to=tmp_path / "long")

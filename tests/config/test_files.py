@@ -27,10 +27,11 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, make):
         temporary.write_text("ne")
         raise KeyError
     assert path.read_text() == "old"
-    with make(path) as temporary:
-        temporary.write_text("new")
-        assert path.read_text() == "old"
-    assert path.read_text() == "new" and [*tmp_path.iterdir()] == [path]
+    with path.open() as reader:
+        with make(path) as temporary:
+            temporary.write_text("new")
+        assert reader.read() == "old" and path.read_text() == "new"
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_a_folder_appears_whole_and_over_nothing(tmp_path):
