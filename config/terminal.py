@@ -1,4 +1,4 @@
-"""Progress in the terminal: bars with rate and remaining time; plain lines where there is none."""
+"""Progress in the terminal: bars with the remaining time; plain lines where there is none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    ProgressColumn,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
@@ -25,14 +24,6 @@ from rich.text import Text
 from config.errors import clean
 
 console = Console(highlight=False)
-
-
-class Rate(ProgressColumn):
-    """Show items per second, or seconds per item if that is slower."""
-
-    def render(self, task) -> Text:
-        speed = task.finished_speed or task.speed or 0
-        return Text(f"{speed:.1f}/s" if speed >= 1 else f"{1 / speed:.1f} s each" if speed else "")
 
 
 class Elided(TextColumn):
@@ -85,13 +76,12 @@ def bar(unit: str, to: Console = console) -> Progress:
         Elided("{task.description}"),
         BarColumn(8),
         MofNCompleteColumn(table_column=Column(no_wrap=True)),
-        Rate(Column(no_wrap=True)),
         TimeRemainingColumn(table_column=Column(no_wrap=True)),
         TextColumn("left"),
         Elided("{task.fields[note]}"),
         console=to,
         refresh_per_second=2,
-        speed_estimate_period=1800,  # seconds; a step may take minutes, the rate needs two of them
+        speed_estimate_period=1800,  # seconds; a step may take minutes, an estimate needs two
     )
     progress.print = partial(to.print, no_wrap=True, overflow="ellipsis", markup=False)
     return progress

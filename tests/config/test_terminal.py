@@ -28,8 +28,8 @@ def test_every_number_is_whole_and_a_note_steers_no_terminal(width, description,
     progress = slow(terminal, description, 1104, 57, note=note)
     out.print(progress.make_tasks_table(progress.tasks))
     (line,) = out.file.getvalue().rstrip("\n").split("\n")
-    assert {"57/1104", "61.5"} <= {*line.split()} and " s each " in line, line
-    assert "17:53:1" in line and description[:5] in line and len(line) <= width
+    assert "57/1104" in line.split() and "17:53:1" in line, line
+    assert description[:5] in line and len(line) <= width
     shown = note.replace("\n", " ").replace("\x1b", "\ufffd").replace("\x9b", "\ufffd")
     assert width < 99 or shown in line
 
