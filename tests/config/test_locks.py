@@ -6,6 +6,7 @@ import signal
 from contextlib import contextmanager
 
 import pytest
+from conftest import HANG_S
 
 from config.errors import UserError
 from config.locks import is_written, writing
@@ -26,8 +27,10 @@ def writer(path, inside=lambda: None):
             os._exit(0)
     os.close(held[1])
     assert os.read(held[0], 1)
-    yield child
-    os.close(ending[1])
+    try:
+        yield child
+    finally:
+        os.close(ending[1])
 
 
 def refuse(path, pid):
@@ -77,6 +80,7 @@ def test_a_forked_child_neither_keeps_it_nor_ends_it(tmp_path):
         for stays in (False, True):
             if not (child := os.fork()):
                 if stays:
+                    signal.alarm(int(HANG_S))  # nothing is left behind where this test fails
                     os.write(said[1], os.getpid().to_bytes(8))
                     signal.pause()
                 raise SystemExit
