@@ -360,8 +360,6 @@ def test_a_killed_command_goes_on_by_its_name_alone_to_the_same_numbers(tmp_path
         return rows, Path("runs", name, "model", "model.safetensors").read_bytes()
 
     assert numbers("killed") == numbers("whole") and len(numbers("killed")[0]) == 3
-    run("train --config runs/whole/config.yaml --name again")
-    assert numbers("again") == numbers("whole")  # replayed
     run("train --name killed --resume --steps 4")  # and past its end
     assert json.loads(Path("runs/killed/summary.json").read_text())["steps"] == 4
     shown = run("show runs/killed --n 1")
@@ -374,7 +372,7 @@ def test_an_evaluation_that_is_killed_then_stopped_by_ctrl_c_loses_nothing(tmp_p
     The one that is stopped is a process as a user starts it, traps of signals included.
     """
     monkeypatch.chdir(tmp_path)
-    small = "--data world --lengths 2 --kinds one_fact --n 50 --agents memagent --in-flight 1"
+    small = "--data world --lengths 2 --kinds one_fact --n 50 --agents memagent --in-flight 2"
     words = ["eval", *small.split(), "--temperatures", "0", "--name", "e"]
     rows = Path("runs/e/rows.jsonl")
 

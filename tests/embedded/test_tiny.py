@@ -21,7 +21,7 @@ from tasks import worlds
 from tokens.codec import Codec
 
 SMALL = base.BaseConfig(
-    steps=4, careless_steps=2, dense_steps=1, updates=6, answers=3, full=1, full_sections=2,
+    steps=8, careless_steps=4, dense_steps=2, updates=6, answers=3, full=1, full_sections=2,
     hidden=64, intermediate=64, recalls=6, recall_answers=3,
 )  # fmt: skip
 
@@ -97,7 +97,7 @@ def test_training_sees_short_documents_of_training_facts_only(codec):
 def test_training_is_reproducible_and_writes_a_model_that_loads(tmp_path):
     losses = []
     for name in ("a", "b"):
-        base.train_base(SMALL, tmp_path / name, log=lambda step, loss: losses.append(loss), every=2)
+        base.train_base(SMALL, tmp_path / name, log=lambda step, loss: losses.append(loss), every=4)
     assert losses[:3] == losses[3:] and losses[2] < losses[0]
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("a", "b")]
     assert weights[0] == weights[1]
