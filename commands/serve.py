@@ -66,8 +66,6 @@ SWIFT_S = 2.0
 that take no time wait for none of them."""
 CHILDREN = 2
 """Bodies that are read side by side, of either kind."""
-GRACE_S = 30.0
-"""Time that requests in flight have to finish after SIGTERM or Ctrl-C."""
 LATE, ENDING = "The time limit is over.", "The server is shutting down."
 KINDS = {
     401: ("authentication_error", "invalid_api_key"),
@@ -101,7 +99,7 @@ def run(config: ServeConfig, how: How) -> None:
         say(f"The model {name} answers at {at} with {agent.label}{fits} (Ctrl-C ends it).")
         chats = Chats(service, agent, name, config, key)
         chats.lanes[0][0].begin(read_request)
-        Server(app(chats), GRACE_S, service.stop).run(sockets=[listening])
+        Server(app(chats), config.grace_s, service.stop).run(sockets=[listening])
 
 
 def _open(config: ServeConfig, how: How) -> tuple[Engine, Agent, str, str]:

@@ -442,6 +442,8 @@ class ServeConfig(AnsweringConfig):
     """largest body of a request in MiB, files included; larger ones get 413"""
     timeout_s: Positive = 3600.0
     """longest time from a request to its answer; past it 503"""
+    grace_s: NotNegative = 30.0
+    """time that requests in flight have to finish after SIGTERM or Ctrl-C"""
 
 
 @dataclass(frozen=True, kw_only=True)
