@@ -41,7 +41,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if hasattr(sys.stdout, "reconfigure"):  # letters that a pipe cannot encode are no end of a reading
     sys.stdout.reconfigure(errors="replace")
 
-START, TRAIN, MEASURE, LOOK = "Start here", "Train", "Measure", "Look at"
 app = typer.Typer(
     cls=Group,
     no_args_is_help=True,
@@ -74,7 +73,7 @@ def _flags(
 # ---------------------------------------------------------------- start here
 
 
-@command(app, rich_help_panel=START, examples="demo\ndemo --short")
+@command(app, examples="demo\ndemo --short")
 def demo(
     agent: Annotated[str, typer.Option(help="a name or a file")] = find.DEFAULT,
     short: Annotated[
@@ -107,7 +106,6 @@ def demo(
     everyday="model json name endpoint served_as device chunk_tokens memory_tokens",
     more=find.classes,
     usual=find.in_reading,
-    rich_help_panel=START,
     examples='ask README.md "What does make demo train?"\nask docs/ "Who?" --agent bm25 --json',
 )
 def ask(
@@ -141,7 +139,6 @@ def ask(
     "chunk_tokens memory_tokens",
     more=find.classes,
     usual=find.in_reading,
-    rich_help_panel=START,
     examples="serve --port 8000\nserve --agent bm25 --api-key key.txt",
 )
 def serve(ctx: typer.Context, reader: AgentName = ""):
@@ -205,7 +202,6 @@ def _begin_training(
     everyday="name model data agent steps tasks_per_step group_size lr lora_rank devices",
     more=find.classes,
     usual=partial(find.in_force, training=True),
-    rich_help_panel=TRAIN,
     examples="train --steps 3 --name try\ntrain --agent examples/own_agent.py --steps 3\n"
     "train --config recipes/laptop.yaml --dry-run",
 )
@@ -231,7 +227,6 @@ def train(
     more=find.classes,
     usual=find.in_force,
     without="reward engine",
-    rich_help_panel=TRAIN,
     examples="sft --steps 3 --name warm\nsft --mistakes 0 --steps 3",
 )
 def sft(ctx: typer.Context, config: Config = None, resume: Resume = False):
@@ -247,7 +242,6 @@ def sft(ctx: typer.Context, config: Config = None, resume: Resume = False):
     everyday="model gpu_gib devices card sections lora_rank tasks_per_step group_size chunk_tokens",
     more=find.classes,
     usual=partial(find.in_force, training=True),
-    rich_help_panel=TRAIN,
     examples="plan --model Qwen/Qwen3-4B --gpu-gib 24\nplan --model smollm2",
 )
 def plan(
@@ -260,7 +254,7 @@ def plan(
     show_plan(reader, preset, stored, divide(ctx.obj, PlanConfig, GRPOConfig), config)
 
 
-@command(app, rich_help_panel=TRAIN, examples="export runs/demo\nexport demo --best --out policy")
+@command(app, examples="export runs/demo\nexport demo --best --out policy")
 def export(
     run: Run,
     step: Annotated[int | None, typer.Option(help="of which checkpoint; default: the last")] = None,
@@ -296,7 +290,6 @@ def export(
     "endpoint",
     more=find.classes_of_evaluation,
     usual=partial(find.in_force, flag="agents"),
-    rich_help_panel=MEASURE,
     examples="eval --n 8 --lengths 4,16 --agents memagent,full\neval --suite examples/own_suite.py",
 )
 def _eval(ctx: typer.Context, config: Config = None, preset: Preset = "default"):
@@ -345,7 +338,6 @@ def _flags_of_stream(given: Given) -> list[type]:
     ReadConfig,
     everyday="name suite path frozen arms epochs batch n model engine endpoint judge seed",
     more=_flags_of_stream,
-    rich_help_panel=MEASURE,
     examples="stream --n 8 --epochs 2\nstream --suite bandit --arms none,rag",
 )
 def stream(ctx: typer.Context):
@@ -367,7 +359,7 @@ def stream(ctx: typer.Context):
 # ---------------------------------------------------------------- look at
 
 
-@command(app, rich_help_panel=LOOK, examples="show runs/demo\nshow runs/demo --wrong --n 1")
+@command(app, examples="show runs/demo\nshow runs/demo --wrong --n 1")
 def show(
     path: Annotated[Path, typer.Argument(help="a run, by name or folder, or a file of readings")],
     step: Annotated[int | None, typer.Option(help="only this training step")] = None,
@@ -382,7 +374,7 @@ def show(
     run_show(found_run(path), step, task, wrong, n, agent)
 
 
-@command(app, rich_help_panel=LOOK, examples="report runs/demo\nreport runs/a runs/b")
+@command(app, examples="report runs/demo\nreport runs/a runs/b")
 def report(
     runs: Annotated[
         list[Path],
@@ -453,10 +445,10 @@ def get(
     run_get(name, out)
 
 
-app.add_typer(data_app, name="data", rich_help_panel=LOOK)
+app.add_typer(data_app, name="data")
 
 
-@command(app, rich_help_panel=LOOK, examples="doctor")
+@command(app, examples="doctor")
 def doctor():
     """Print what is installed, what of it can be used here, and what to do about the rest."""
     from commands.doctor import show as show_doctor

@@ -5,18 +5,15 @@ Failures and empty answers are rows like the others: they score 0 and stay in ev
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from rich.markup import escape
-from rich.text import Text as Styled
-
 import suites
 from agents import find
-from config.errors import UserError, clean
+from config.errors import UserError
 from config.files import run_path
 from config.locks import writing
 from config.options import EvalConfig
@@ -45,7 +42,8 @@ from rollout import Engine, Sampling, rollout, start
 # ---------------------------------------------------------------- one cell
 
 TRANSCRIPTS = 32 << 20  # bytes of an evaluation's transcripts, past which no wrong reading has one
-Job = tuple[Task, int]  # a task and the number of a sample
+N_RECORDS = 2  # first tasks of a cell that have a transcript, however they end
+Key = tuple[str, int]  # id of a task and the number of a sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class Conditions:
     in_flight: int = 256
     redo_failed: bool = False  # make rows with an error again that the file has
     record_to: Path | None = None  # transcripts: sample 0 of the first `n_records` tasks, and all
-    n_records: int = 1  # that was not fully right, until the file has so many bytes:
+    n_records: int = N_RECORDS  # that was not fully right, until the file has so many bytes:
     record_bytes: int = TRANSCRIPTS // 64
 
 
@@ -76,119 +74,96 @@ def evaluate(
     """Fill one cell: one row (`row_of`) per task and sample, returned in that order.
 
     A cell without a question is several, one for each kind of the tasks, side by side in the
-    engine.
-
-    A row is appended to the file `rows`, which nobody else writes, as soon as its trajectory
-    finishes. A row that is there already is not made again if everything it depends on is the same:
-    cell, agent, its settings and templates, sampling, seed, model and the task itself. Rows of
-    other settings play no part.
+    engine. A row is appended to the file `rows`, which nobody else writes, as soon as its reading
+    ends. A row that is there already is not made again if everything it depends on is the same:
+    cell, agent, its settings and templates, sampling, seed, model and the task itself.
 
     tasks: with unique ids, taken one by one as the engine gets to them. The engine has its weights.
     progress: called with every row, old or new.
     """
-    filling = _Filling(engine, agent, sampling, cell, rows, conditions, progress)
-    jobs = filling.jobs(tasks)
-    with Rows(rows) as file, engine.awake():
-        if filling.agent.keeps:
-            jobs = [*jobs]
-            filling.read(filling.kept.makers_of(jobs, filling.is_missing), file)
-        filling.read((job for job in jobs if filling.is_missing(job)), file)
-    return [row for row in filling.rows.values() if row]
+    c, agent = conditions, agent.on(engine.codec, engine.window)
+    cell = replace(cell, temperature=str(float(sampling.temperature)))
+    settings = settings_of_row(cell, agent, engine.codec.told_date, sampling, c.seed, c.model)
+    there = {
+        (row["id"], row["sample"], row["task"]): row
+        for row in read_rows(rows, settings)
+        if not (c.redo_failed and row["error"])
+    }
+    found: dict[Key, dict | None] = {}  # the row of each job, in order
+    recorded: set[Key] = set()  # which have a transcript, however they end
+    readings: dict[Key, Reading] = {}  # of what is in flight
+    kept = _Kept(agent)
 
-
-class _Filling:
-    """A cell while it is filled."""
-
-    def __init__(self, engine: Engine, agent: Agent, sampling: Sampling, cell: Cell, path: Path,
-                 conditions: Conditions, progress: Callable[[dict], None]):  # fmt: skip
-        self.engine, self.agent = engine, agent.on(engine.codec, engine.window)
-        self.cell = replace(cell, temperature=str(float(sampling.temperature)))
-        self.sampling, self.conditions, self.progress = sampling, conditions, progress
-        c, told_date = conditions, engine.codec.told_date
-        self.settings = settings_of_row(self.cell, self.agent, told_date, sampling, c.seed, c.model)
-        self.known = {
-            (row["id"], row["sample"], row["task"]): row
-            for row in read_rows(path, self.settings)
-            if not (c.redo_failed and row["error"])
-        }
-        self.rows: dict[tuple[str, int], dict | None] = {}  # (id, sample) -> row, in order
-        self.recorded: set[tuple[str, int]] = set()  # which have a transcript, however they end
-        self.readings: dict[tuple[str, int], Reading] = {}  # of what is in flight
-        self.kept = _Kept(self.agent)
-
-    def jobs(self, tasks: Iterable[Task]) -> Iterator[Job]:
-        """Yield every task with the numbers of its samples; look up the rows that are there."""
-        c = self.conditions
+    def jobs() -> Iterator[tuple[Task, int]]:
         for number, task in enumerate(tasks):
-            if (task.id, 0) in self.rows:
+            if (task.id, 0) in found:
                 raise UserError(f"Two tasks have the id {task.id!r}; ids must be unique.")
-            if c.record_to is not None and number < c.n_records:
-                self.recorded.add((task.id, 0))
+            if number < c.n_records:
+                recorded.add((task.id, 0))
             digest = task.digest
             for sample in range(c.samples):
-                row = self.rows[task.id, sample] = self.known.get((task.id, sample, digest))
+                row = found[task.id, sample] = there.get((task.id, sample, digest))
                 if row:
-                    self.progress(row)
+                    progress(row)
                 yield task, sample
 
-    def is_missing(self, job: Job) -> bool:
-        task, sample = job
-        return self.rows[task.id, sample] is None
+    def is_missing(task: Task, sample: int) -> bool:
+        return found[task.id, sample] is None
 
-    def read(self, jobs: Iterable[Job], file: Rows) -> None:
-        """Let the agent read, and write the rows that are missing as trajectories finish."""
-        c = self.conditions
-        for trajectory in rollout(
-            self.engine, self.agent, jobs, self.sampling, c.seed, c.in_flight, self._keep,
-            self._steps,
-        ):  # fmt: skip
-            key = trajectory.task.id, trajectory.sample
-            reading = self.readings.pop(key)
-            if self.rows[key] is None:
-                self.rows[key] = self._write(trajectory, reading, file)
-                self.progress(self.rows[key])
-
-    def _steps(self, agent: Agent, task: Task, sample: int) -> Generator[Prompt, Turn, None]:
-        """Start an agent, whose own exceptions fail the trajectory and not the evaluation."""
-        self.readings[task.id, sample] = Reading(task, self.agent)
+    def steps(agent: Agent, task: Task, sample: int) -> Generator[Prompt, Turn, None]:
+        """Start an agent, whose own exceptions fail its reading and not the evaluation."""
+        readings[task.id, sample] = Reading(task, agent)
         try:
-            yield from self.kept.start(agent, task, sample)
+            yield from kept.start(task, sample)
         except UserError:
             raise
         except Exception as error:
             raise failure(error) from error
 
-    def _keep(self, trajectory: Trajectory, turn: Turn) -> Turn:
+    def keep(trajectory: Trajectory, turn: Turn) -> Turn:
         """Count a turn, and drop what a row and a transcript do not need of it."""
-        self.readings[trajectory.task.id, trajectory.sample].add(turn)
-        if self.conditions.record_to is None:
+        readings[trajectory.task.id, trajectory.sample].add(turn)
+        if c.record_to is None:
             return slim(turn)
-        if len(turns := trajectory.turns) >= 2 * EDGE:
+        if len(turns := trajectory.turns) >= 2 * EDGE:  # of the middle no section stays
             turns[-EDGE] = slim(turns[-EDGE], whole=True)
         return slim(turn, whole=True, section=turn.prompt.section)
 
-    def _write(self, trajectory: Trajectory, reading: Reading, file: Rows) -> dict:
-        """Write a trajectory's transcript and row."""
-        task, path = trajectory.task, self.conditions.record_to
-        cell = replace(self.cell, question=self.cell.question or task.kind)
-        row = row_of(trajectory, cell, self.agent, reading) | {
-            "settings": self.settings,
-            "dtype": self.conditions.dtype,
-            "task": task.digest,
-            "document": task.document_digest,
-        }
-        trajectory.reward = row["reward"]
-        shown = (task.id, trajectory.sample) in self.recorded
-        if path is not None and min(row["sub_em"], row["reward"] or 0) < 1:
-            size = path.stat().st_size if path.exists() else 0
-            shown = shown or size < self.conditions.record_bytes
-        # before the row: killed between the two, there is one too many, which the report drops
-        if shown:
-            transcript = thin(record(trajectory, self.agent, temperature=self.sampling.temperature))
-            with Rows(path) as records:
-                records.append(transcript | {"cell": asdict(cell), "settings": self.settings})
-        file.append(row)
-        return row
+    def read(jobs: Iterable[tuple[Task, int]]) -> None:
+        for done in rollout(engine, agent, jobs, sampling, c.seed, c.in_flight, keep, steps):
+            task, key = done.task, (done.task.id, done.sample)
+            reading = readings.pop(key)
+            if not is_missing(task, done.sample):
+                continue  # it was read for what it makes
+            here = replace(cell, question=cell.question or task.kind)
+            row = found[key] = row_of(done, here, agent, reading) | {
+                "settings": settings,
+                "dtype": c.dtype,
+                "task": task.digest,
+                "document": task.document_digest,
+            }
+            # before the row: killed between the two, there is one too many, which the report drops
+            if c.record_to is not None and (key in recorded or _is_wanted(row, c)):
+                done.reward = row["reward"]
+                transcript = thin(record(done, agent, temperature=sampling.temperature))
+                with Rows(c.record_to) as records:
+                    records.append(transcript | {"cell": asdict(here), "settings": settings})
+            file.append(row)
+            progress(row)
+
+    todo = jobs()
+    with Rows(rows) as file, engine.awake():
+        if agent.keeps:
+            todo = [*todo]
+            read(kept.makers_of(todo, is_missing))
+        read(job for job in todo if is_missing(*job))
+    return [row for row in found.values() if row]
+
+
+def _is_wanted(row: dict, c: Conditions) -> bool:
+    """Tell whether a reading that was not fully right has room for its transcript."""
+    size = c.record_to.stat().st_size if c.record_to.exists() else 0
+    return min(row["sub_em"], row["reward"] or 0) < 1 and size < c.record_bytes
 
 
 class _Kept:
@@ -196,32 +171,33 @@ class _Kept:
 
     def __init__(self, agent: Agent):
         self.agent = agent
-        # (source, sample) -> the id of the task that makes it, and what it made
-        self.makers: dict[tuple[str, int], str] = {}
-        self.made: dict[tuple[str, int], object] = {}
+        self.makers: dict[Key, str] = {}  # (source, sample) -> the id of the task that makes it
+        self.made: dict[Key, object] = {}
 
-    def makers_of(self, jobs: Sequence[Job], is_missing: Callable[[Job], bool]) -> list[Job]:
+    def makers_of(
+        self, jobs: Iterable[tuple[Task, int]], is_missing: Callable[[Task, int], bool]
+    ) -> list[tuple[Task, int]]:
         """Return the first job of every source that has rows missing: it makes what is kept.
 
         It does so even if its row is there already: what is made then depends on no row.
         """
-        groups: dict[tuple[str, int], list[Job]] = {}
+        groups: dict[Key, list[tuple[Task, int]]] = {}
         for task, sample in jobs:
             if (source := self.agent.source(task)) is not None:
                 groups.setdefault((source, sample), []).append((task, sample))
         self.makers = {key: group[0][0].id for key, group in groups.items()}
-        return [group[0] for group in groups.values() if any(map(is_missing, group))]
+        return [group[0] for group in groups.values() if any(is_missing(*job) for job in group)]
 
-    def start(self, agent: Agent, task: Task, sample: int) -> Generator[Prompt, Turn, None]:
-        """Start an agent, which makes what it keeps if this task is to make it."""
-        if (source := agent.source(task)) is None:
-            yield from start(agent, task)
+    def start(self, task: Task, sample: int) -> Generator[Prompt, Turn, None]:
+        """Start the agent, which makes what it keeps if this task is to make it."""
+        if (source := self.agent.source(task)) is None:
+            yield from start(self.agent, task)
             return
         if (key := (source, sample)) not in self.made:
             if task.id != (maker := self.makers[key]):
-                raise UserError(f"what {agent.label} keeps was not made: see task {maker}")
-            self.made[key] = yield from agent.make(task)
-        yield from agent.answer(task, self.made[key])
+                raise UserError(f"what {self.agent.label} keeps was not made: see task {maker}")
+            self.made[key] = yield from self.agent.make(task)
+        yield from self.agent.answer(task, self.made[key])
 
 
 # ---------------------------------------------------------------- all cells
@@ -266,12 +242,12 @@ def weights_of(config: EvalConfig) -> dict[bool, list[str]]:
 
 
 def most_in_flight(config: EvalConfig, policy: Policy) -> int:
-    """Return how many trajectories are in flight: few on a CPU, where our engine is no faster with
+    """Return how many readings are in flight: few on a CPU, where our engine is no faster with
     more, so that rows come as documents are read, and not all at the end."""
     if config.engine != "transformers" or config.endpoint or policy.device != "cpu":
         return config.in_flight
     most = 16
-    with contextlib.suppress(UserError):  # an architecture whose sizes are not known
+    with suppress(UserError):  # an architecture whose sizes are not known
         most = 64 if geometry(str(policy.base_folder)).weights < 10_000_000 else 16
     return min(config.in_flight, most)
 
@@ -282,8 +258,9 @@ class _Evaluation:
     def __init__(self, config: EvalConfig, agents: Mapping[str, Agent], suite: suites.Suite):
         folder = run_path(config.runs, config.name)
         config = settle_dtype(config, dtype_before(folder))
-        self.config, self.agents, self.suite = config, agents, suite
-        self.groups = weights_of(config)
+        self.config, self.suite = config, suite
+        self.groups, self.labels = weights_of(config), labels_of(config.agents)
+        self.agents = {name: agents[name.partition("@")[0]] for name in config.agents}
         self.samplings = [Sampling(t, config.top_p) for t in config.temperatures]
         self.folder = evaluation_folder(config, suite)
         self.rows = self.folder / "rows.jsonl"
@@ -300,51 +277,49 @@ class _Evaluation:
             untrained: Overlap(config.untrained if untrained else config.model, names, looks)
             for untrained, names in self.groups.items()
         }
-        self.labels = labels_of(config.agents)
         self.begun = False  # whether the folder is this evaluation's
         # (agent, temperature, column) -> the keys of its rows
         self.places: dict[tuple[str, float, int], list[tuple]] = {}
 
     def ask(self, untrained: bool) -> None:
         """Ask all agents that answer with one policy."""
-        config, names = self.config, self.groups[untrained]
-        engine = open_reader(config, [self._agent(name) for name in names], untrained)
+        config, suite, names = self.config, self.suite, self.groups[untrained]
+        engine = open_reader(config, [self.agents[name] for name in names], untrained)
         model = engine_fingerprint(config, engine, untrained)
         weights = {"untrained" if untrained else "model": model}
-        settings = find.settings_of(self.agents.values())
-        known_weights(self.folder, config, self.suite, weights)
+        known_weights(self.folder, config, suite, weights)
         self._check_settings(names, engine, model)
-        begin_evaluation(self.folder, config, self.suite, settings, weights)
+        settings = find.settings_of(self.agents.values())
+        begin_evaluation(self.folder, config, suite, settings, weights)
         self.begun = True
-        with contextlib.closing(engine), engine.awake(), bar("answers") as progress:
+        with closing(engine), engine.awake(), bar("answers") as progress:
             if not self.places:
                 self._check(engine)
             for k, column in enumerate(self.columns):
                 tasks = column.make()
                 if warning := self.overlaps[untrained].add(column.question, tasks):
-                    progress.console.print(Styled(clean(warning), style="bold red"))
-                longest = max((task.characters for task in tasks), default=1)
-                conditions = Conditions(
-                    model=model,
-                    dtype="" if config.endpoint else config.dtype,
-                    seed=config.seed,
-                    in_flight=min(self.in_flight, max(1, DOCUMENT_CHARACTERS // max(1, longest))),
-                    redo_failed=config.redo_failed,
-                    record_to=self.folder / "transcripts.jsonl",
-                    n_records=config.transcripts,
-                )
+                    say(warning, "bold red", progress.console)
+                longest = max(1, *(task.characters for task in tasks))
                 for name, sampling in product(names, self.samplings):
                     # greedy answers are all the same
                     samples = config.samples if sampling.temperature > 0 else 1
+                    # what earlier cells have left over of the transcripts goes to the later ones
+                    cells = len(self.columns) * len(self.samplings) * len(config.agents)
+                    conditions = Conditions(
+                        model=model,
+                        dtype="" if config.endpoint else config.dtype,
+                        seed=config.seed,
+                        samples=samples,
+                        in_flight=max(1, min(self.in_flight, DOCUMENT_CHARACTERS // longest)),
+                        redo_failed=config.redo_failed,
+                        record_to=self.folder / "transcripts.jsonl",
+                        record_bytes=TRANSCRIPTS * (len(self.places) + 1) // cells,
+                    )
                     cell = Cell(self.labels[name], column.question, "", column.length)
                     title = f"{name} T={sampling.temperature:g} {column.question} {column.length}"
-                    shown = progress.add_task(escape(title), total=len(tasks) * samples, note="")
-                    # what earlier cells have left over goes to the later ones
-                    cells = len(self.columns) * len(self.samplings) * len(config.agents)
-                    share = TRANSCRIPTS * (len(self.places) + 1) // cells
+                    shown = progress.add_task(title, total=len(tasks) * samples, note="")
                     rows = evaluate(
-                        *(engine, self._agent(name), tasks, sampling, cell, self.rows),
-                        replace(conditions, samples=samples, record_bytes=share),
+                        *(engine, self.agents[name], tasks, sampling, cell, self.rows, conditions),
                         lambda row, shown=shown: progress.advance(shown),
                     )
                     self.places[name, sampling.temperature, k] = [*map(key_of, rows)]
@@ -352,18 +327,18 @@ class _Evaluation:
 
     def _check(self, engine: Engine) -> None:
         """Let every agent refuse tasks, before any row is made."""
-        agents = [a for a in self.agents.values() if type(a).check is not Agent.check]
-        readers = [agent.on(engine.codec, engine.window) for agent in agents]
-        for reader, column in product(readers, self.columns):
-            for task in column.make():
-                reader.check(task)
+        for agent in {agent.name: agent for agent in self.agents.values()}.values():
+            if type(agent).check is not Agent.check:
+                reader = agent.on(engine.codec, engine.window)
+                for column in self.columns:
+                    for task in column.make():
+                        reader.check(task)
 
     def _check_settings(self, names: Sequence[str], engine: Engine, model: str) -> None:
         """Refuse agents whose rows are there under other settings, before any row is made."""
-        agents = {self.labels[n]: self._agent(n).on(engine.codec, engine.window) for n in names}
+        agents = {self.labels[n]: self.agents[n].on(engine.codec, engine.window) for n in names}
         rows = latest(read_rows(self.rows))
-        cells = {row["settings"]: Cell.from_row(row) for row in rows}
-        for settings, cell in cells.items():
+        for settings, cell in {row["settings"]: Cell.from_row(row) for row in rows}.items():
             if agent := agents.get(cell.agent):
                 sampling = Sampling(float(cell.temperature), self.config.top_p)
                 parts = agent, engine.codec.told_date, sampling, self.config.seed, model
@@ -372,15 +347,11 @@ class _Evaluation:
                 if settings not in [settings_of_row(column, *parts) for column in columns]:
                     stored = find.begun(self.folder, None).get("agent", {})
                     others = "; ".join(find.changed({"agent": stored}, agent=agent.config))
-                    edited = "its file may have been edited" if is_path(agent.name) else ""
-                    others = others or edited
+                    others = others or "its file may have been edited" * is_path(agent.name)
                     raise UserError(
                         f"{self.folder} holds answers of {cell.agent} under other settings"
                         f"{others and f' ({others})'}: give this evaluation another --name."
                     )
-
-    def _agent(self, name: str) -> Agent:
-        return self.agents[name.partition("@")[0]]
 
     def stop(self) -> None:
         """Write the page of what there is, where the evaluation has begun and cannot go on."""
@@ -396,14 +367,13 @@ class _Evaluation:
         from report.page import finish_report
         from report.summary import summarise, write_summary
 
-        agents = {self.labels[n]: self._agent(n) for n in self.labels}
         order = product(self.config.agents, self.config.temperatures, range(len(self.columns)))
         wanted = [key for place in order for key in self.places[place]]
-        before = {}
-        with contextlib.suppress(UserError):  # it is damaged, and made anew
+        before = {}  # of agents that earlier calls have asked
+        with suppress(UserError):  # it is damaged, and made anew
             before = stored_summary(self.folder / "summary.json") or {}
-        known = (cell["agent"] for cell in before.get("cells", ()))
-        rows = joined(self.folder, wanted, known)
+        rows = joined(self.folder, wanted, (cell["agent"] for cell in before.get("cells", ())))
+        agents = {self.labels[name]: agent for name, agent in self.agents.items()}
         made_by = agents_of(rows) | agents
         summary = summarise(rows, self.suite.unit, self.suite.metric, agents=made_by)
         altered = dict.fromkeys(agents, "") | find.altered(agents, self.config)

@@ -25,7 +25,7 @@ from commands.questions import Answer, How
 from commands.screen import Screen, duration
 from config import files
 from config.errors import UserError, clean
-from config.options import TINY, AnsweringConfig, AskConfig, EvalConfig
+from config.options import CACHE_TOKENS, TINY, AnsweringConfig, AskConfig, EvalConfig
 from config.realmodels import PACKAGED
 from config.settings import hints_of
 from config.terminal import command_line
@@ -182,7 +182,7 @@ class Reader:
         config = with_answerer(config, who)
         agents = candidates(config, how)
         self.config = config = settle_dtype(config)
-        cache_tokens = config.cache_tokens if again else 0
+        cache_tokens = CACHE_TOKENS if again else 0
         self.engine = open_answerer(
             who,
             config,

@@ -41,7 +41,7 @@ from commands.ask import (
 from commands.door import Door, Server, read_key
 from commands.questions import How
 from config.errors import UserError, clean, clip
-from config.options import ServeConfig
+from config.options import CACHE_TOKENS, ServeConfig
 from data import Task, extract_answer
 from engines.local import answerer
 from engines.service import Ended, Job, Service, TooLong
@@ -89,7 +89,7 @@ def _open(config: ServeConfig, how: How) -> tuple[Engine, Agent, str, str]:
     config = with_answerer(config, who)
     say(f"Opening {who.said} ...")
     agent = make_agent(how.agent or find.agent_of("default", policy_of(config)), config, how)
-    engine = open_answerer(who, config, [agent], config.cache_tokens, in_flight=config.in_flight)
+    engine = open_answerer(who, config, [agent], CACHE_TOKENS, in_flight=config.in_flight)
     agent, fits = fit_sections(agent, engine.window, how.settings)
     model = config.served_as or Path(config.model or "model").name  # without its folder
     name = config.called or re.sub(r"[^\w.:-]+", "-", model) + f"-{agent.label}"

@@ -200,7 +200,7 @@ class Stream:
         parts = (
             agent | ({"template_date": date} if codec and codec.told_date else {}),
             [task.digest for task in self.tasks],
-            c.batch, c.seed, c.temperature, c.fixed_order, c.model, c.engine,
+            c.batch, c.seed, c.temperature, False, c.model, c.engine,  # False: as rows began
             *([c.dtype] if c.dtype != "auto" else ()),
             *([self.agent.opened().digest] if c.frozen else ()),
         )  # fmt: skip
@@ -209,8 +209,7 @@ class Stream:
     def order(self, epoch: int) -> list[Work]:
         """Return the tasks in the order of an epoch."""
         tasks = [*self.tasks]
-        if not self.config.fixed_order:
-            random.Random(seed_of(self.config.seed, "order", epoch)).shuffle(tasks)
+        random.Random(seed_of(self.config.seed, "order", epoch)).shuffle(tasks)
         return tasks
 
     def run(self, engine: Engine, progress=lambda done: None) -> None:
@@ -288,7 +287,7 @@ class Stream:
         c, seed = self.config, seed_of(self.config.seed, self.agent.epoch)
         found: dict[str, Trajectory] = {}
         todo = [*batch]
-        for _ in range(c.retries + 1):
+        for _ in range(2):  # once anew
             jobs = [(task, 0) for task in todo]
             given = (engine, self.agent, jobs, Sampling(c.temperature), seed, c.in_flight)
             for trajectory in rollout(*given, steps_of=_guard) if jobs else ():

@@ -33,7 +33,7 @@ from config.files import check_folder
 from config.locks import writing
 from config.options import TINY, RunConfig, SFTConfig, TrainConfig
 from config.plugins import load_function
-from config.terminal import bar, command_line, fitting, next_step, say
+from config.terminal import bar, command_line, next_step, say
 from engines import vllm_colocated
 from engines.open import check_frozen, open_sampler
 from grpo import GRPO, rate_of
@@ -572,7 +572,7 @@ class TrainingProgress(lightning.Callback):
         self.progress.update(self.task, completed=done, note=note)
 
     def say(self, step: int, *parts: str) -> None:
-        self.progress.print(fitting((f"step {step:>4}", *parts), self.progress.console))
+        self.progress.print("  ".join((f"step {step:>4}", *parts)))
 
     def on_train_end(self, trainer, module) -> None:
         self.progress.stop()

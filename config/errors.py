@@ -20,10 +20,7 @@ def show_traceback() -> None:
 
 
 class UserError(Exception):
-    """Report a mistake of the user in one sentence that says what to do.
-
-    The commands print it and exit with its status.
-    """
+    """A mistake of the user, in one sentence that says what to do; commands exit with `status`."""
 
     status = 2
 
@@ -39,8 +36,8 @@ class AgentError(UserError):
 
 
 class ServerFailed(UserError):
-    """An embedder, a judge or another server failed, also after some tries: the policy is not to
-    blame, and what needed it may be begun anew."""
+    """A server failed, also after some tries: the policy is not to blame, and what needed the
+    server may be begun anew."""
 
 
 class Stopped(BaseException):
@@ -64,8 +61,8 @@ CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800
 
 
 def clean(text: object) -> str:
-    """Make a text safe to print: control characters, direction overrides and lone surrogates, which
-    could steer a terminal or break a page, become U+FFFD."""
+    """Replace what could steer a terminal or break a page: control characters, direction overrides
+    and lone surrogates become U+FFFD."""
     return CONTROL.sub("\ufffd", str(text).replace("\r\n", "\n"))
 
 
@@ -110,8 +107,8 @@ _LOADS = threading.RLock()
 def alone() -> Iterator[None]:
     """Let one thread at a time load or import, in a block or in a function that this decorates.
 
-    While it loads a model transformers replaces functions of its own: loads that overlap restore
-    each other's replacements, and every later one of the process fails.
+    transformers replaces functions of its own while it loads a model: overlapping loads restore
+    each other's replacements, and every later load of the process fails.
     """
     with _LOADS:
         yield
@@ -119,8 +116,8 @@ def alone() -> Iterator[None]:
 
 @contextmanager
 def loading(what: str) -> Iterator[None]:
-    """Turn whatever a library raises on a user's damaged files into a UserError, `alone`; mute its
-    log and its progress meanwhile."""
+    """Turn whatever a library raises on a user's damaged files into a UserError, `alone` and with
+    the library's log and progress muted."""
     with alone():
         from transformers.utils import logging
 

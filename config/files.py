@@ -11,28 +11,17 @@ from dataclasses import asdict
 from datetime import datetime
 from difflib import get_close_matches
 from hashlib import blake2b, file_digest
-from itertools import chain
 from pathlib import Path
 
 from config.errors import UserError, clip, first_line
 
 
 def is_file(path: str | Path) -> bool:
-    """Tell whether a file exists at the path.
-
-    UserError: the system rejects the path as such (too long, a NUL byte, a loop of links).
-    """
+    """Tell whether a file exists. UserError: the system rejects the path as such."""
     try:
-        Path(path).stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except (OSError, ValueError) as error:
-        raise UserError(f"{clip(str(path), 200)} cannot be read: {_reason(error)}.") from error
-    return Path(path).is_file()
-
-
-def _reason(error: Exception) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        return Path(path).is_file()
+    except OSError as error:
+        raise UserError(f"{clip(str(path), 200)} cannot be read: {error.strerror}.") from error
 
 
 def content(path: str | Path) -> str:
@@ -44,12 +33,12 @@ def content(path: str | Path) -> str:
             files = sorted(file for file in path.rglob("*") if file.is_file())
             parts = [(str(file.relative_to(path)), content(file)) for file in files]
             return blake2b(repr(parts).encode(errors="surrogatepass"), digest_size=8).hexdigest()
-        if not is_file(path):
+        if not path.is_file():
             return ""
         with path.open("rb") as file:
             return file_digest(file, lambda: blake2b(digest_size=8)).hexdigest()
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+        raise UserError(f"{clip(str(path), 200)} cannot be read: {error.strerror}.") from error
 
 
 def sync(path: Path) -> None:
@@ -66,10 +55,8 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`, and rename it to `path` if the block succeeds.
-
-    The rename is atomic: no reader ever sees half a file.
-    """
+    """Yield a temporary path beside `path`, and rename it to `path` if the block succeeds: no
+    reader ever sees half a file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -80,8 +67,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def making_folder(path: Path) -> Iterator[Path]:
-    """Yield a new temporary folder beside `path`, and rename it to `path`, where nothing may be, if
-    the block succeeds. What the block has left is removed where it fails."""
+    """Yield a new temporary folder, and rename it to `path`, where nothing may be, if the block
+    succeeds."""
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
     try:
         yield temporary
@@ -102,7 +89,6 @@ def replacing_output(path: Path) -> Iterator[Path]:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents unless they exist; UserError if that is impossible."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -113,13 +99,12 @@ def make_folder(path: Path) -> None:
 
 SETTINGS = 1 << 16  # most bytes of a file of settings
 NESTED = 20  # most lists and sections within each other
+LONGEST = 3000  # most letters of a number; Python writes none of more than 4,300 digits
 
 
 def dump(path: Path, **sections) -> None:
-    """Write settings as YAML, one section per dataclass.
-
-    The file appears whole or not at all: a killed run is resumed from it.
-    """
+    """Write settings as YAML, one section per dataclass, whole or not at all: a killed run is
+    resumed from the file."""
     import yaml
 
     dumper = type("Dumper", (yaml.SafeDumper,), {})
@@ -151,9 +136,9 @@ def read_yaml(path: str | Path) -> dict:
 def settings_in(text: str) -> object:
     """Return the value of a YAML text, which a stranger may have written.
 
-    ValueError: it is no YAML, or it would cost more than settings may: it is too large or too
-    deep, has a number beyond 64 bits or a NUL byte, or refers to its own parts (`*name`), each of
-    which may stand for two of another one.
+    ValueError: it is no YAML, or costs more than settings may: it is too large or too deep, has an
+    endless number or a NUL byte, or refers to its own parts (`*name`), each of which may stand for
+    two of another one.
     """
     import yaml
 
@@ -164,28 +149,18 @@ def settings_in(text: str) -> object:
         for event in yaml.parse(text, loader):
             if isinstance(event, yaml.AliasEvent):
                 raise ValueError(f"settings may not refer to other settings (*{event.anchor})")
+            if isinstance(event, yaml.ScalarEvent):
+                if "\0" in event.value:  # the system would cut it there
+                    raise ValueError("a text has a NUL byte")
+                if len(event.value) > LONGEST and event.value[0] in "+-.0123456789":
+                    raise ValueError(f"a number has more than {LONGEST:,} letters")
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > NESTED:
                 raise ValueError(f"settings are at most {NESTED} lists and sections deep")
-        value = yaml.load(text, loader)
+        return yaml.load(text, loader)
     except Exception as error:  # a wrong tag, date or number: whatever Python makes of it
         raise ValueError(str(error) or type(error).__name__) from error
-    for part in _parts(value):
-        if isinstance(part, int) and abs(part) >> 64:
-            raise ValueError("a number has more than 64 bits")
-        if isinstance(part, str) and "\0" in part:  # the system would cut it there
-            raise ValueError("a text has a NUL byte")
-    return value
-
-
-def _parts(value: object) -> Iterator[object]:
-    """Yield the texts and numbers in a value of YAML, among keys too."""
-    if isinstance(value, dict | list | tuple | set):
-        parts = chain(value, value.values()) if isinstance(value, dict) else value
-        yield from chain.from_iterable(map(_parts, parts))
-    else:
-        yield value
 
 
 def typed(data: dict, path: str | Path, **sections: type | Mapping[str, object]) -> dict[str, dict]:
@@ -219,21 +194,17 @@ def typed(data: dict, path: str | Path, **sections: type | Mapping[str, object])
 
 
 def run_path(runs: str, name: str) -> Path:
-    """Return RUNS/NAME, which must be a folder inside RUNS, else UserError.
-
-    With an empty name it would be RUNS itself, with all runs in it.
-    """
-    named = Path(name)  # or the folder, as other commands take it
+    """Return RUNS/NAME, which must be a folder inside RUNS: "" would be RUNS, with all runs in it.
+    The name may also be the folder, as other commands take it."""
+    named = Path(name)
     folder = Path(runs, named.relative_to(runs) if named.is_relative_to(runs) else named)
     try:
         inside = Path(runs).resolve() in folder.resolve().parents
-        # `resolve` stops checking at the first missing folder, RUNS itself maybe: each part of the
-        # name is therefore checked on its own, with an OSError if the system rejects it
-        for part in Path(name).parts:
+        for part in named.parts:  # which is not looked at where RUNS is still to be made
             Path(os.sep, part).exists()
-    except (OSError, RuntimeError, ValueError) as error:  # links in a loop; a NUL byte
+    except (OSError, RuntimeError, ValueError) as error:  # too long; a loop of links; a NUL byte
         where = clip(str(folder), 200)
-        raise UserError(f"The folder {where} cannot be there: {_reason(error)}.") from error
+        raise UserError(f"The folder {where} cannot be there: {first_line(error)}.") from error
     if not inside:
         raise UserError(f"--name must be the name of a folder inside {runs}, not {name!r}.")
     return folder
@@ -242,19 +213,18 @@ def run_path(runs: str, name: str) -> Path:
 def check_folder(folder: Path, resume: bool) -> None:
     """Refuse a folder where another run's results are, or one to resume that is not there."""
     try:
-        if folder.exists() and not resume:
-            raise UserError(
-                f"The run {folder} is there already: give another --name, "
-                "or go on with it by --resume."
-            )
-        if resume and not folder.exists():
-            raise UserError(f"There is no run {folder} to resume.{near_run(folder, 'metrics.csv')}")
+        there = folder.exists()
     except OSError as error:
         raise UserError(f"The run {folder} cannot be there: {error.strerror}.") from error
+    if there and not resume:
+        raise UserError(
+            f"The run {folder} is there already: give another --name, or go on with it by --resume."
+        )
+    if resume and not there:
+        raise UserError(f"There is no run {folder} to resume.{near_run(folder, 'metrics.csv')}")
 
 
 def name_or_now(name: str) -> str:
-    """Return the name of a run: the one given, else date and time."""
     return name or datetime.now().strftime("%Y%m%d-%H%M%S")
 
 
@@ -276,8 +246,8 @@ def near_run(folder: Path, holding: str = "") -> str:
 
     holding: a file that it has to have.
     """
-    places = {Path("runs", folder).parent, folder.parent if folder.parent.name else Path("runs")}
-    runs = (path for place in sorted(filter(os.path.isdir, places)) for path in place.glob("*/"))
-    beside = {path.name: path for path in runs if (path / holding).exists()}
-    near = get_close_matches(folder.name, [*beside], n=1)
-    return "".join(f" Did you mean {beside[name]}?" for name in near)
+    places = {folder.parent if folder.parent.name else Path("runs"), Path("runs", folder).parent}
+    runs = {path.name: path for place in places for path in place.glob("*/")}
+    runs = {name: path for name, path in runs.items() if (path / holding).exists()}
+    near = get_close_matches(folder.name, runs, n=1)
+    return "".join(f" Did you mean {runs[name]}?" for name in near)

@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 from config import errors
 from config.errors import Stopped, UserError, clean, clip, first_line
 from config.plugins import told
-from config.settings import docs, hints_of, item, plain, unflagged
+from config.settings import checked, docs, hints_of, item, plain, unflagged
 
 AgentName = Annotated[
     str,
@@ -94,7 +94,7 @@ class Command(TyperCommand):
         kinds: dict[str, object] = {}
         declared = []
         for cls in (*self.classes, *self.more(given)):
-            help_texts = docs(cls) if asked else {}  # which takes time
+            helps = docs(cls) if asked else {}  # which takes time
             for field in fields(cls):
                 name = field.name
                 if name in kinds or name in taken:
@@ -104,9 +104,10 @@ class Command(TyperCommand):
                 elif name not in unflagged(cls):
                     kinds[name] = hints_of(cls)[name]
                     default = usual.get(name, "" if field.default is MISSING else field.default)
-                    first, text = name in self.everyday, help_texts.get(name, "")
-                    hidden = not first and "--help-all" not in asked
-                    declared.append(_option(name, kinds[name], default, text, first, hidden))
+                    hidden = name not in self.everyday and "--help-all" not in asked
+                    panel = None if name in self.everyday else OTHERS
+                    how = dict(hidden=hidden, rich_help_panel=panel, show_default=False)
+                    declared.append(_option(name, kinds[name], default, helps.get(name, ""), how))
         order = {name: k for k, name in enumerate(self.everyday)}
         declared.sort(key=lambda p: order.get(p.name, len(order)))
         ctx.meta["options"] = _made(declared)
@@ -150,9 +151,7 @@ def command(
     return app.command(cls=kind, epilog="\n".join(lines), **how)
 
 
-def _option(
-    name: str, kind: object, default: object, text: str, first: bool, hidden: bool
-) -> inspect.Parameter:
+def _option(name: str, kind: object, default: object, text: str, how: dict) -> inspect.Parameter:
     """Declare the flag of a field; several values are given as one text, with commas."""
     several, kind = typing.get_origin(plain(kind)) is tuple, item(kind)
     choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
@@ -161,15 +160,10 @@ def _option(
     default = ",".join(map(str, default)) if isinstance(default, tuple) else default
     text += f" (default: {default})" if default not in ("", None) else ""
     flag = f"--{name.replace('_', '-')}"
+    flag = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
     # a value of several in full is so wide that in 80 columns the names of the flags are cut
-    option = typer.Option(
-        f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
-        help=text,
-        metavar="<choice>" if choices else "<str>" if several else None,
-        rich_help_panel=None if first else OTHERS,
-        show_default=False,
-        hidden=hidden,
-    )
+    metavar = "<choice>" if choices else "<str>" if several else None
+    option = typer.Option(flag, help=text, metavar=metavar, **how)
     kind = Annotated[(list[str] if several else kind) | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
@@ -194,7 +188,6 @@ def errors_shown() -> Iterator[None]:
         with told():
             yield
     except UserError as error:
-        errors.show_traceback()
         _end(error, error.status)
     except Stopped as stop:
         _end(stop, 128 + stop.number)
@@ -203,12 +196,12 @@ def errors_shown() -> Iterator[None]:
     except BrokenPipeError:  # what reads the output has ended: typer's
         raise
     except OSError as error:
-        errors.show_traceback()
         _end(f"{first_line(error) or type(error).__name__}.", 2)
 
 
 def _end(sentence: object, status: int) -> None:
     """Exit with a sentence, which may quote a foreign file."""
+    errors.show_traceback()
     typer.echo(f"memagent: {clip(clean(sentence), 2000)}", err=True)
     raise typer.Exit(status) from None
 
@@ -218,25 +211,16 @@ def value_of(name: str, kind: object, value: object) -> object:
     if not isinstance(value, list):
         return value
     words = [word for word in ",".join(value).split(",") if word]
-    kind, flag = item(kind), f"--{name.replace('_', '-')}"
-    if typing.get_origin(kind) is typing.Literal:  # the settings say which there are
-        return tuple(words)
-    try:
-        return tuple(_doubled([word if word == "..." else kind(word) for word in words]))
-    except ValueError:
-        raise UserError(
-            f"{flag} takes values of the form 4,8,16, not {','.join(value)!r}."
-        ) from None
+    return checked(tuple(_doubled(words)), kind, name)
 
 
-def _doubled(values: list) -> Iterator:
+def _doubled(words: list[str]) -> Iterator[str]:
     """Expand 50,...,6400 to 50,100,200,... up to 6400, each number twice the one before."""
-    for k, value in enumerate(values):
-        if value != "...":
-            yield value
+    for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
+        numbers = [int(n) for n in (before, after) if n.isdecimal()]
+        if word != "..." or len(numbers) < 2 or not 0 < numbers[0] < numbers[1]:
+            yield word
             continue
-        number, last = values[k - 1] if k else 0, values[k + 1 : k + 2]
-        if not (last and isinstance(last[0], int) and 0 < number < last[0]):
-            raise ValueError
-        while (number := 2 * number) < last[0]:
-            yield number
+        number, last = numbers
+        while (number := 2 * number) < last:
+            yield str(number)

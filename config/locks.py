@@ -10,9 +10,18 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from config.errors import UserError, first_line
+from config.errors import UserError
 from config.files import make_folder
 from config.terminal import say
+
+
+def _lock(path: Path, seconds: float):
+    """Return the mark beside a file or a folder, and its lock."""
+    from filelock import FileLock
+
+    mark = path.with_name(f".{path.name}.writing")
+    # a soft lock would outlive a process that is killed
+    return mark, FileLock(mark, timeout=seconds, thread_local=False, fallback_to_soft=False)
 
 
 @contextmanager
@@ -21,16 +30,14 @@ def writing(path: Path, what: str) -> Iterator[None]:
 
     what: its name at the beginning of a sentence, such as "The run runs/a". Where nothing is
     written, no folder is left. UserError: it has a writer. OSError: the lock's file cannot be
-    written. Where a file system knows no locks, that is said, and the block goes on.
+    written. Where a file system knows no locks, a line says so, and the block goes on.
     """
-    from filelock import FileLock, Timeout
+    from filelock import Timeout
 
-    path, creator = path.resolve(), os.getpid()
+    path, creator = Path(os.path.realpath(path)), os.getpid()  # of a loop of links as well
     new = [folder for folder in path.parents if not folder.exists()]
     make_folder(path.parent)
-    mark = path.with_name(f".{path.name}.writing")
-    # a soft lock would outlive a process that is killed; `is_written` has it for a moment
-    lock = FileLock(mark, timeout=0.2, thread_local=False, fallback_to_soft=False)
+    mark, lock = _lock(path, 0.2)  # `is_written` has it for a moment
     try:
         lock.acquire()
         since = f"{datetime.now():%Y-%m-%d %H:%M}"
@@ -43,8 +50,7 @@ def writing(path: Path, what: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
             raise
-        say(f"{what} may have another writer, for files cannot be locked there:", "red")
-        say(f"see that it has none ({first_line(error)}).", "red")
+        say(f"{what} may have another writer: files cannot be locked there ({error}).", "red")
     try:
         yield
     finally:
@@ -58,15 +64,12 @@ def writing(path: Path, what: str) -> Iterator[None]:
 
 def is_written(path: Path) -> bool:
     """Tell whether a file or a folder has a writer now, in this process or another."""
-    from filelock import FileLock, Timeout
+    from filelock import Timeout
 
-    path = path.resolve()
-    mark = path.with_name(f".{path.name}.writing")
+    mark, lock = _lock(Path(os.path.realpath(path)), 0)
     try:
         if mark.exists():
-            FileLock(
-                mark, timeout=0, thread_local=False, fallback_to_soft=False
-            ).acquire().lock.release()
+            lock.acquire().lock.release()
     except Timeout:
         return True
     except OSError:  # a file system without locks, or a link

@@ -17,9 +17,9 @@ from pydantic_core import ArgsKwargs
 from config.errors import UserError
 
 # metadata of a field's annotation: what holds of its values; NaN meets none
-COUNT = Field(ge=1)
-NOT_NEGATIVE = Field(ge=0, allow_inf_nan=False)
-LIMIT = Field(ge=0)  # 0 = no limit
+COUNT = Field(ge=1, lt=2**63)
+NOT_NEGATIVE = Field(ge=0, lt=2**63, allow_inf_nan=False)
+LIMIT = Field(ge=0, lt=2**63)  # 0 = no limit
 POSITIVE = Field(gt=0)
 SHARE = Field(ge=0, le=1)
 TOP_P = Field(gt=0, le=1)
@@ -41,8 +41,6 @@ def sentence(error: ValidationError, name: str = "") -> str:
     if first["type"] == "unexpected_keyword_argument":
         return f"There is no setting {name}: leave it out"
     must = re.sub(r"^(\w+ should|Value error, must|Field)", "must", first["msg"])
-    if first["type"] == "json_invalid":
-        must = "must be text that can be read"
     return f"{name} {must.partition(' after validation')[0]}, not {first['input']!r}"
 
 
@@ -83,13 +81,13 @@ def unflagged(cls: type) -> set[str]:
 
 @lru_cache(maxsize=64)
 def docs(cls: type) -> dict[str, str]:
-    """Map each field that has one, inherited ones included, to its docstring in one line."""
+    """Map each field, inherited ones included, to its docstring in one line."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if "__dataclass_fields__" in vars(base):
-            schema = adapter(base).json_schema().get("properties", {})
-            told = {name: about.get("description", "") for name, about in schema.items()}
-            found |= {name: " ".join(text.split()) for name, text in told.items() if text}
+            for name, about in adapter(base).json_schema().get("properties", {}).items():
+                if text := about.get("description"):
+                    found[name] = " ".join(text.split())
     return found
 
 
@@ -116,11 +114,19 @@ def item(kind: object) -> object:
     return item(typing.get_args(kind)[0]) if typing.get_origin(kind) is tuple else kind
 
 
+def checked(value: object, kind: object, name: str) -> object:
+    """Convert a value to the type of a field; UserError with its name if that fails."""
+    try:
+        return adapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise UserError(f"{sentence(error, name)}.") from error
+
+
 def from_yaml(value: object, kind: object, name: str) -> object:
-    """Convert a value of YAML to the type of a field; UserError with its name if that fails."""
+    """Convert a value of YAML, where a text is no number; UserError with its name if that fails."""
     if item(kind) is float:  # YAML 1.1 takes 1e-3 for text
         value = [*map(_number, value)] if isinstance(value, list) else _number(value)
-    try:
+    try:  # as JSON, of which even the strict mode takes a list for a tuple
         return adapter(kind).validate_json(json.dumps(value, default=_day), strict=True)
     except ValidationError as error:
         raise UserError(f"{sentence(error, name)}.") from error

@@ -1,9 +1,8 @@
 """Ctrl-C and SIGTERM: the first lets a step become whole, another one ends the process at once.
 
-    signal    while steps go on: noted (`asked`), and told to the ranks; else as another
-    another   `StoppedNow` is raised; from there on a signal ends the process without Python
-
-A terminal sends Ctrl-C to the ranks too. They ignore it, for their launcher passes it on.
+Where no steps go on, the first is as another: it raises `StoppedNow`, and from there on a signal
+ends the process without Python. A terminal sends Ctrl-C to the ranks too, which ignore it: their
+launcher passes it on.
 """
 
 from __future__ import annotations
@@ -95,8 +94,7 @@ def _heard(number: int, frame: object) -> None:
     first, _asked = not _asked, _asked or number
     if first and _tell:
         if number != TOLD:
-            # the stream that is printed to may be in the middle of a line, and takes no second one
-            with suppress(OSError):
+            with suppress(OSError):  # a print may be interrupted, and Python's takes no second one
                 os.write(2, b"\nStopping after this step; once more ends it at once.\n")
         _tell()
     elif number == TOLD:

@@ -1,11 +1,10 @@
-"""Progress in the terminal: bars with rate and remaining time; plain lines where there is none."""
+"""Progress in the terminal: bars with the remaining time; plain lines where there is none."""
 
 from __future__ import annotations
 
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    ProgressColumn,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
@@ -28,28 +26,16 @@ from config.errors import clean
 console = Console(highlight=False)
 
 
-class Rate(ProgressColumn):
-    """Show items per second, or seconds per item if that is slower."""
-
-    def render(self, task) -> Text:
-        speed = task.finished_speed or task.speed or 0
-        return Text(f"{speed:.1f}/s" if speed >= 1 else f"{1 / speed:.1f} s each" if speed else "")
-
-
 class Elided(TextColumn):
     """Show text, perhaps of a foreign file, that ends in an ellipsis where the terminal is too
     narrow; numbers never do."""
 
-    def __init__(self, text: str, markup: bool = False):
-        # such columns shrink first
-        super().__init__(text, markup=markup, table_column=Column(no_wrap=False))
+    def __init__(self, text: str):
+        super().__init__(text, table_column=Column(no_wrap=False))  # such columns shrink first
 
     def render(self, task) -> Text:
-        text = super().render(task)
-        if not self.markup:
-            text = Text(clean(text.plain).replace("\n", " "))
-        text.no_wrap, text.overflow = True, "ellipsis"
-        return text
+        text = clean(self.text_format.format(task=task)).replace("\n", " ")
+        return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 class Lines(Progress):
@@ -74,47 +60,31 @@ class Lines(Progress):
         if task.visible and every and task.completed // every > before // every:
             took = timedelta(seconds=int(task.elapsed or 0))
             done = f"{task.completed:g}/{task.total:g} {self.unit}"
-            named = Text.from_markup(task.description).plain
             note = " ".join(clean(task.fields["note"]).split())
-            self.print("  ".join(filter(None, (clean(named), done, str(took), note))))
+            self.print("  ".join(filter(None, (clean(task.description), done, str(took), note))))
 
 
 def bar(unit: str, to: Console = console) -> Progress:
     """Make a progress bar for items counted in `unit`; outside a terminal, `Lines`.
 
-    `fields[note]` is any text behind it, without markup, the most important part first. Its `print`
-    puts a line above it, plain text that never wraps.
+    `fields[note]` is any text behind it, the most important part first. Its `print` puts a line
+    above it, plain text that never wraps.
     """
     if not to.is_terminal:
         return Lines(unit, to)
-
-    def whole() -> Column:
-        return Column(no_wrap=True)
-
     progress = Progress(
-        Elided("{task.description}", markup=True),
+        Elided("{task.description}"),
         BarColumn(8),
-        MofNCompleteColumn(table_column=whole()),
-        Rate(whole()),
-        TimeRemainingColumn(table_column=whole()),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
         TextColumn("left"),
         Elided("{task.fields[note]}"),
         console=to,
         refresh_per_second=2,
-        speed_estimate_period=1800,  # seconds; a step may take minutes, the rate needs two of them
+        speed_estimate_period=1800,  # seconds; a step may take minutes, an estimate needs two
     )
     progress.print = partial(to.print, no_wrap=True, overflow="ellipsis", markup=False)
     return progress
-
-
-def fitting(parts: Sequence[str], to: Console = console) -> str:
-    """Join the first of the parts that fit into one line of a terminal; elsewhere all of them."""
-    line = parts[0]
-    for part in parts[1:]:
-        if to.is_terminal and len(line) + len(part) + 2 > to.width:
-            break
-        line += f"  {part}"
-    return line
 
 
 def say(text: str | Text, style: str = "", to: Console = console) -> None:

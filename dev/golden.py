@@ -35,7 +35,7 @@ HERE = Path(__file__).resolve().parent.parent
 TRAIN = "train --dtype float32"
 DEMO = f"{TRAIN} --preset demo --steps 14 --lengths 2,4 --save-every 14"
 FEW = f"{TRAIN} --tasks-per-step 2 --group-size 4 --save-every 2"
-EVAL = "eval --dtype float32 --n 4 --transcripts 0 --temperatures 1,0"
+EVAL = "eval --dtype float32 --n 4 --temperatures 1,0"
 TRAININGS = {
     "memagent": DEMO,
     "rememr1": f"{DEMO} --agent rememr1",

@@ -24,7 +24,7 @@ from suites import Suite
 # settings of `EvalConfig` that may differ between calls that fill one folder. Which weights answer
 # at an endpoint or as the untrained policy is in their fingerprint, not in their address
 MAY_DIFFER = {
-    "name", "runs", "agents", "lengths", "n", "samples", "temperatures", "transcripts", "in_flight",
+    "name", "runs", "agents", "lengths", "n", "samples", "temperatures", "in_flight",
     "redo_failed", "kv_gib", "endpoint", "device", "trust_remote_code", "untrained",
 }  # fmt: skip
 WEIGHTS = "weights"  # section of config.yaml: model, untrained -> fingerprint of what answers;

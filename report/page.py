@@ -44,7 +44,7 @@ from report.training import (
     whole_rows,
 )
 from report.transcripts import MOST, end_of, facts_of, origin, runs_of, steps_of, verdict
-from report.words import nothing_right, reader, reads_all
+from report.words import lead_of, nothing_right, reader, reads_all
 from tasks.words import METRICS, title_of
 
 HERE = Path(__file__).parent
@@ -160,12 +160,6 @@ def _before_and_after(records: Sequence[dict], lead: str) -> dict[str, dict]:
 
 
 # ---------------------------------------------------------------- an evaluation
-
-
-def lead_of(summary: dict) -> str:
-    """Return the leading agent: the one named trained, else the first; "" without any."""
-    agents = [record["agent"] for record in summary["cells"]]
-    return "trained" if "trained" in agents else next(iter(agents), "")
 
 
 def _at_one_temperature(summary: dict) -> list[dict]:
@@ -287,7 +281,8 @@ def tables_of(summary: dict) -> dict:
 def page_of(run: Run, title: str = "") -> str:
     """Return the page of an evaluation or of a training."""
     summary, steps = run.summary, whole_rows(run.folder / "metrics.csv")
-    lead, measure = lead_of(summary), "loss" if "loss" in summary else "reward"
+    lead = lead_of(record["agent"] for record in summary["cells"])
+    measure = "loss" if "loss" in summary else "reward"
     warnings = [*(f"In all {what}." for what in amiss(summary)), *overlaps(summary)]
     warnings += [TROUBLES[kind] for kind in troubles(steps)]
     curves = draw_training(run.folder, steps, measure)

@@ -257,7 +257,8 @@ def _pooled(groups: Mapping[Cell, Sequence[dict]], metric: str) -> list[dict]:
 def _paired(groups: Mapping[Cell, Sequence[dict]], metric: str) -> list[dict]:
     """Compare the leading agent with every other one, and each other one with itself before
     training, cell by cell."""
-    agents, lead = dict.fromkeys(cell.agent for cell in groups), lead_of(groups)
+    agents = dict.fromkeys(cell.agent for cell in groups)
+    lead = lead_of(agents)
     differences = []
     for cell, rows in groups.items():
         before_training = (f"{cell.agent}@untrained", f"untrained {cell.agent}")

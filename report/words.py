@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 from agents import find
@@ -25,6 +25,12 @@ def reader(agent: str) -> str:
     name, at, weights = agent.partition("@")
     words = (find.known(name) or Agent).in_words or name
     return f"{words} before training" if weights == "untrained" else words + at + weights
+
+
+def lead_of(agents: Iterable[str]) -> str:
+    """Return the leading agent: the one named trained, else the first; "" without any."""
+    names = [*agents]
+    return "trained" if "trained" in names else next(iter(names), "")
 
 
 NOTHING = {

@@ -391,7 +391,6 @@ UNITS = {
     "ranks": (
         "tests/models/test_ranks.py",
         "tests/test_recipes.py",
-        "tests/test_cli.py::test_demo_in_its_short_form",
     ),
     "few and long": ("tests/bench/", "tests/test_threads.py", "tests/embedded/test_reader.py"),
 }

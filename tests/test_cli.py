@@ -1,7 +1,6 @@
-"""The commands as a user types them."""
+"""The commands as a user types them: mistakes, settings from flags to files, kills."""
 
 import csv
-import errno
 import json
 import os
 import shutil
@@ -22,11 +21,13 @@ from typer.testing import CliRunner
 import cli
 from agents import find
 from commands import train
+from config import files
 from config.options import EMBEDDED
 from report.rows import Rows
 from tasks import downloads
 
 ROOT = Path(cli.__file__).parent
+STEP = "--steps 1 --tasks-per-step 1 --group-size 2 --lengths 1"
 
 
 def run(*arguments, code=0):
@@ -56,93 +57,58 @@ def own(tmp_path):
     return path
 
 
-HELPED = ("", "train", "eval", "ask", "show", "plan", "doctor", "demo", "data",
-          "data build")  # fmt: skip
+HELPED = ("", "train", "eval", "ask", "show", "plan", "doctor", "demo", "data", "data build")
 
 
-@pytest.fixture(scope="module")
-def helped():
-    """Ask for the help of one command after the other in one process.
-
-    Gives {command: what is printed, and whether torch is loaded by then}, and under "files" what
-    was imported at the start.
-    """
+def test_help_is_quick_to_come_for_it_imports_little_and_no_torch():
     code = (
-        "import contextlib, io, json, sys\nimport cli\n"
-        "said = {'files': [getattr(m, '__file__', None) for m in [*sys.modules.values()]]}\n"
+        "import sys\nimport cli\nfrom typer.testing import CliRunner\n"
+        "for module in [*sys.modules.values()]: print(getattr(module, '__file__', None))\n"
         f"for command in {HELPED!r}:\n"
-        "    sys.argv = ['cli.py', *command.split(), '--help']\n"
-        "    with contextlib.redirect_stdout(io.StringIO()) as out:\n"
-        "        try: cli.app()\n        except SystemExit: pass\n"
-        "    said[command] = out.getvalue(), 'torch' in sys.modules\n"
-        "print(json.dumps(said))"
+        "    said = CliRunner().invoke(cli.app, [*command.split(), '--help']).output\n"
+        "    assert 'Usage: ' in said and command in said\n"
+        "assert 'torch' not in sys.modules"
     )
-    return json.loads(python(code))
-
-
-@pytest.mark.parametrize("command", HELPED)
-def test_help_names_every_flag_and_imports_no_torch(command, helped):
-    said, loads_torch = helped[command]
-    assert " ".join(f"Usage: cli.py {command}".split()) in said and not loads_torch
-
-
-def test_a_full_disk_is_one_sentence(monkeypatch, tmp_path):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("commands.data.show_tasks", full)
-    assert "No space left on device" in run("data", "look", "world", code=2)
-
-
-def test_little_is_imported_at_the_start(helped):
-    ours = {Path(file) for file in helped["files"] if file and Path(file).is_relative_to(ROOT)}
-    ours = [path for path in ours if ".venv" not in path.parts]
-    assert ours
-    assert sum(len(path.read_text().splitlines()) for path in ours) <= 5000
+    paths = [Path(line) for line in python(code).splitlines()]
+    ours = [p for p in paths if p.is_relative_to(ROOT) and ".venv" not in p.parts]
+    assert ours and sum(len(path.read_text().splitlines()) for path in ours) <= 5000
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("line", "word"),
     [
-        (("train", "--data", "nowhere.jsonl"), "nowhere.jsonl"),
-        (("train", "--model", "./nowhere"), "./nowhere"),
-        (("train", "--preset", "papre"), "papre"),
-        (("train", "--agent", "nowhere.py"), "nowhere.py"),
-        (("demo", "--agent", "full"), "section by section"),
-        (("plan", "--agent", "bm25"), "section by section"),
-        (("train", "--config", "nowhere.yaml"), "nowhere.yaml"),
-        (("eval", "--agents", "memgent"), "memgent"),
-        (("eval", "--suite", "world", "--split", "tset"), "tset"),
-        (("eval", "--data", "nowhere.parquet"), "nowhere.parquet"),
-        (("ask", "nowhere.txt", "why?"), "nowhere.txt"),
-        (("show", "nowhere"), "nowhere"),
-        (("data", "look", "nowhere.jsonl"), "nowhere.jsonl"),
-        (("data", "build", "nowhere.json", "out"), "nowhere.json"),
-        (("train", "--lr", "-1"), "lr"),
-        (("train", "--max-sections", "-1"), "max_sections"),
-        (("train", "--lengths", ""), "lengths"),
-        (("train", "--name", ".."), "--name"),
-        (("train", "--resume"), "--name"),
-        (("train", "--resume", "--name", "nowhere"), "nowhere"),
-        (("train", "--runs", __file__), "test_cli.py"),
-        (("eval", "--runs", __file__), "test_cli.py"),
-        (("eval", "--n", "0"), "n must"),
-        (("eval", "--agents", ""), "agents"),
-        (("eval", "--suite", "hqa"), "suite"),
-        (("demo", "--short", "--name", ""), "--name"),
-        (("demo", "--short", "--name", "."), "--name"),
-        (("demo", "--short", "--name", "../other"), "--name"),
+        ("train --data nowhere.jsonl", "nowhere.jsonl"),
+        ("train --agent nowhere.py", "nowhere.py"),
+        ("train --config nowhere.yaml", "nowhere.yaml"),
+        ("train --lr -1", "lr"),
+        ("train --max-sections -1", "max_sections"),
+        ("train --lengths=", "lengths"),
+        ("train --name ..", "--name"),
+        (f"train --runs {__file__}", "test_cli.py"),
+        ("train --data \x1b]0;title\x07file", "\ufffd]0;title\ufffdfile"),
+        ("demo --agent full", "section by section"),
+        ("demo --short --name=", "--name"),
+        ("demo --short --name ../other", "--name"),
+        ("plan --agent bm25", "section by section"),
+        ("eval --agents=", "agents"),
+        ("eval --suite world --split tset", "tset"),
+        (f"eval --runs {__file__}", "test_cli.py"),
+        ("eval --n 0", "n must"),
+        ("ask nowhere.txt why?", "nowhere.txt"),
+        ("show nowhere", "nowhere"),
+        ("data look nowhere.jsonl", "nowhere.jsonl"),
+        ("data build nowhere.json out", "nowhere.json"),
     ],
 )
 def test_a_mistake_is_one_sentence_with_exit_code_2_and_leaves_nothing(
-    tmp_path, monkeypatch, arguments, words
+    tmp_path, monkeypatch, line, word
 ):
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(cli.app, list(arguments))
+    result = CliRunner().invoke(cli.app, line.split())
     assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
     message = result.stderr.strip()
-    assert message.startswith("memagent: ") and "\n" not in message and words in message
-    assert "Traceback" not in result.output
+    assert message.startswith("memagent: ") and "\n" not in message and word in message
+    assert not {"\x1b", "\x07"} & {*result.output} and "Traceback" not in result.output
     assert list(tmp_path.iterdir()) == []
 
 
@@ -164,11 +130,11 @@ export RUN --out P
 eval --data P
 eval --model P
 eval --config P
-eval --templates P
 eval --agents P
 eval --runs P --lengths 1
 eval --name P --lengths 1
 eval --untrained P --agents memagent@untrained
+eval --suite P
 eval --suite ruler-hqa --data P
 eval --suite ruler-hqa --data OWN --filler P
 eval --suite ruler --data P
@@ -187,29 +153,22 @@ data look P
 data build P out
 data build SET P --lengths 12 --n 1
 data build SET out --lengths 12 --n 1 --filler P
-data build P --suite ruler --ruler-tasks vt --n 1
 data build out --suite ruler --haystack P
 data build out --suite ruler --squad P
 data build P out --suite ruler
-data build out --suite ruler --filler P
 data build out --suite P
-eval --suite P
 data build out --suite ruler --tokenizer P --ruler-tasks vt
 data get musique --out P
 """
-NO_PATHS = {
-    "name too long": "x" * 300,
-    "NUL": "a\0b",
-    "path too long": "x/" * 3000,  # these three for a third of the lines each
-    "loop": "loop/x",
-    "inside a file": "own.jsonl/x",
-}
 
 
-@pytest.mark.parametrize("third, path", enumerate(NO_PATHS.values(), -2), ids=[*NO_PATHS])
+@pytest.mark.parametrize(
+    ("path", "part"), [("x" * 300, 1), ("loop/x", 3), ("x/" * 3000, 3), ("own.jsonl/x", 3)]
+)
 def test_a_path_that_cannot_be_is_one_sentence_whatever_the_command(
-    tmp_path, monkeypatch, own, third, path
+    tmp_path, monkeypatch, own, path, part
 ):
+    """part: of the lines; a NUL byte is refused before they are looked at (tests/config)."""
     monkeypatch.chdir(tmp_path)
     Path("loop").symlink_to("loop")
     passages = [{"title": f"T{k}", "text": "t"} for k in range(9)]
@@ -222,76 +181,80 @@ def test_a_path_that_cannot_be_is_one_sentence_whatever_the_command(
     Path("run/config.yaml").write_text("run: {}\ngrpo: {}\nagent: {}\n")
     there = sorted(tmp_path.rglob("*"))
     names = {"P": path, "OWN": "own.jsonl", "SET": "set.jsonl", "RUN": "run"}
-    for k, line in enumerate(PATHS.strip().splitlines()):
-        if (third >= 0 and k % 3 != third) or (path.endswith("/x") and "--name P" in line):
+    for line in PATHS.strip().splitlines()[::part]:
+        if path.endswith("/x") and "--name P" in line:
             continue  # inside the folder of all runs there is neither file nor link
         words = [names.get(word, word) for word in line.split()]
-        if words[0] == "train" and "--resume" not in words:
-            words += "--steps 1 --tasks-per-step 1 --group-size 2".split()
+        words += STEP.split() if words[0] == "train" and "--resume" not in words else []
         result = CliRunner().invoke(cli.app, words)
         assert result.exit_code == 2, (line, result.output, result.exception)
-        assert isinstance(result.exception, SystemExit), line
         message = result.stderr.strip()
-        # no shell can give a NUL byte; the library refuses some of these itself, in its own form
-        if "\0" not in path:
-            assert message.startswith("memagent: ") and "\n" not in message, line
-            assert len(message) < 2100, line
-        assert "Traceback" not in result.output, line
+        assert message.startswith("memagent: ") and "\n" not in message, line
+        assert len(message) < 2100 and "Traceback" not in result.output, line
         assert sorted(tmp_path.rglob("*")) == there, line
 
 
 def test_look(own, tmp_path):
     assert "Where is Anna?" in run("data", "look", own)
-    assert "evidence at" in run("data", "look", "world", "--sections", 2)
-    assert "evidence at" in run("data", "look", "world")
-    run("data", "look", "world", "--sections", 0, code=2)
-    ledger = run("data", "look", "ledger", "--n", 1)
-    assert "question  Where is " in ledger and "2024-01-06" in ledger and "2024-01-07" not in ledger
-    assert "2024-01-12" in run("data", "look", "ledger", "--n", 1, "--sections", 12)
-    run("data", "look", "ledger", "--sections", 0, code=2)
+    assert "evidence at" in run("data look world --sections 2")
+    run("data look world --sections 0", code=2)
+    ledger = run("data look ledger --n 1 --sections 12")
+    assert "2024-01-12" in ledger and "2024-01-13" not in ledger
     qa = [{"question": "Who?", "answer": "A"}]
     talk = {"id": "t", "memories": [{"text": "Ada left."}], "qa": qa}
     (tmp_path / "talks.jsonl").write_text(json.dumps(talk))
-    looked = run("data", "look", f"own:{tmp_path / 'talks.jsonl'}")
-    assert "Ada left." in looked and "1 tasks: 1 questions, word F1" in looked
-
-
-def test_train_show_eval_ask_on_the_embedded_policy(own, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run("train --name a --steps 2 --tasks-per-step 2 --group-size 4 --lengths 1,2")
-    folder = Path("runs/a")
-    made = "config.yaml metrics.csv checkpoints trajectories.jsonl.gz model tensorboard"
-    assert {path.name for path in folder.iterdir()} >= {*made.split()}
-    shown = run("show", folder, "--n", 2)
-    assert "Where is" in shown and "reward" in shown
-    run("train", "--config", folder / "config.yaml", "--name", "b")
-    weights = [Path("runs", name, "model/model.safetensors").read_bytes() for name in "ab"]
-    assert weights[0] == weights[1]  # replayed
-    line = "eval --model runs/a/model --lengths 1,2 --n 4 --name e --temperatures 1.0"
-    out = run(line)
-    summary = json.loads(Path("runs/e/summary.json").read_text())
-    assert cell_of(summary, "memagent", "two_hop", "1.0", 2)["n"] == 4 and "memagent" in out
-    assert "<html" in Path("runs/e/report.html").read_text()
-    rows = Path("runs/e/rows.jsonl").read_text()
-    run(line)
-    assert Path("runs/e/rows.jsonl").read_text() == rows  # nothing is asked twice
-    run(f"eval --data {own} --n 2 --name own --agents memagent --temperatures 0")
-    Path("doc.txt").write_text(
-        "Clara joined Otto. Anna reached Lima. Emil met Ida. "
-        "Hugo toured Nice. Max met Vera. Paula met Leon."
-    )
-    asking = ("ask", "doc.txt", "Where is Anna?", "--model", "tiny", "--agent")
-    out = run(*asking, "full")
-    assert "answer: Lima" in out and "Found in the text: '" in out
-    assert "section 1" in run(*asking, "memagent")
+    assert "Ada left." in run("data", "look", f"own:{tmp_path / 'talks.jsonl'}")
 
 
 def test_the_embedded_policy_is_small_and_loads_without_code_of_its_own():
-    size = sum(p.stat().st_size for p in EMBEDDED.iterdir())
-    assert size < 10 * 2**20
+    assert sum(p.stat().st_size for p in EMBEDDED.iterdir()) < 10 * 2**20
     data = {".json", ".safetensors", ".yaml", ".jinja", ".md"}
     assert {p.suffix for p in EMBEDDED.iterdir()} <= data
     assert not [k for k in json.loads((EMBEDDED / "config.json").read_text()) if "auto_map" in k]
+
+
+@pytest.fixture
+def begins(monkeypatch):
+    """What a training would begin with: run, how it trains, agent, whether it is resumed."""
+    began = []
+    monkeypatch.setattr(train, "run_and_report", lambda *given: began.append(given[:4]))
+
+    def of(line):
+        run(line)
+        return began.pop()
+
+    return of
+
+
+def test_settings_go_from_preset_file_model_and_flags_to_the_training(
+    tmp_path, monkeypatch, begins
+):
+    monkeypatch.chdir(tmp_path)
+    config, how, agent, _ = begins("train --name a --preset rememr1 --retriever bm25 --kl 0.5")
+    assert (config.agent, agent.name, agent.config.retriever) == ("rememr1", "rememr1", "bm25")
+    assert (how.kl, how.clip_high, config.shuffle) == (0.5, 0.2, False)
+    Path("runs/a").mkdir(parents=True)
+    files.dump(Path("runs/a/config.yaml"), run=config, grpo=how, agent=agent.config)
+    replayed, again, reader, _ = begins("train --name b --config runs/a/config.yaml --recall-k 2")
+    assert replayed.name == "b" and again == how
+    assert (reader.config.retriever, reader.config.recall_k) == ("bm25", 2)
+    *resumed, resume = begins("train --name a --resume --steps 7")
+    assert resume and resumed[1].steps == 7 and resumed[2].config == agent.config
+    # unless it is said, the agent that the model was trained with, and its settings
+    model = Path(shutil.copytree(EMBEDDED, "model"))
+    files.dump(model / "agent.yaml", run={"agent": "rememr1"}, agent={"retriever": "bm25"})
+    assert begins("train --name c --model model")[2].config.retriever == "bm25"
+    assert begins("sft --name c --model model --lr 0.1")[1].lr == 0.1
+    Path("notes.txt").write_text("Anna met Otto. Otto reached Lima.")
+    for words, retriever in (("tiny --agent rememr1", "word_recall"), ("model", "bm25")):
+        run(f"ask notes.txt Where? --name of-{retriever} --final-tokens 4 --model {words}")
+        asked = yaml.safe_load(Path(f"runs/of-{retriever}/config.yaml").read_text())
+        assert asked["agent"]["retriever"] == retriever
+    few = "--n 1 --chunk-tokens 24 --lengths 1 --temperatures 0 --model model"
+    run(f"eval --name p --preset rememr1 {few}")
+    evaluated = find.begun(Path("runs/p"))
+    assert evaluated["eval"]["agents"][0] == "rememr1"
+    assert evaluated["agent"]["max_sections"] is None  # a preset's cap is one of training
 
 
 # what makes the README's commands small; of a flag that is given twice
@@ -307,45 +270,6 @@ SMALL = {
     "ask": f"--model tiny {TINY}",
     "plan": "",
 }
-
-
-def test_settings_of_an_agent_go_from_preset_and_flags_to_the_config_and_the_model(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    small = "--steps 1 --tasks-per-step 1 --group-size 2 --lengths 1"
-    run(
-        f"train --name a --preset rememr1 --retriever bm25 --chunk-tokens 24 --step-tokens 20 "
-        f"--final-tokens 20 --kl 0.5 {small}"
-    )
-    stored = find.begun(Path("runs/a"))
-    assert stored["run"]["agent"] == "rememr1" and stored["agent"]["retriever"] == "bm25"
-    assert (stored["grpo"]["kl"], stored["grpo"]["clip_high"]) == (0.5, 0.2)
-    run("train --name b --config runs/a/config.yaml --recall-k 2")
-    run("train --name b --resume --steps 2")
-    stored = find.begun(Path("runs/b"))
-    assert (stored["agent"]["retriever"], stored["agent"]["recall_k"]) == ("bm25", 2)
-    # unless it is said, the agent that the model was trained with
-    run(f"train --name c --model runs/a/model {small}")
-    assert find.begun(Path("runs/c"))["run"]["agent"] == "rememr1"
-    few = "--model runs/a/model --lengths 1 --temperatures 0"
-    run(f"eval --name e --agents rememr1,memagent --n 1 {few}")
-    Path("notes.txt").write_text(
-        "Otto reached Lima. Ida met Emil. Olga toured Oslo. Nils joined Max. "
-        "Rosa entered Rome. Karin toured Graz. Anna met Otto."
-    )
-    asking = ("ask", "notes.txt", "Where is Anna?", "--model")
-    for words, retriever in (
-        (("tiny", "--agent", "rememr1"), "word_recall"), (("runs/a/model",), "bm25"),
-        (("tiny",), None),
-    ):  # fmt: skip
-        run(*asking, *words, "--name", f"of {retriever}")
-        asked = yaml.safe_load(Path(f"runs/of {retriever}/config.yaml").read_text())
-        assert asked["agent"].get("retriever") == retriever
-    run(f"eval --name p --preset rememr1 --n 1 --chunk-tokens 24 {few}")
-    evaluated = yaml.safe_load(Path("runs/p/config.yaml").read_text())
-    assert evaluated["eval"]["agents"][0] == "rememr1"
-    assert evaluated["agent"]["max_sections"] is None  # a preset's cap is one of training
 
 
 def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(tmp_path, monkeypatch):
@@ -368,7 +292,7 @@ def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(tmp_path, 
         small += "--model tiny --engine transformers".split() * (words[:2] == ["train", "--config"])
         assert run(*words, *small).strip(), words
     assert json.loads(Path("runs/mine/summary.json").read_text())["steps"] == 2
-    assert "Reward by training step" in Path("runs/mine/report.html").read_text()
+    assert "<html" in Path("runs/mine/report.html").read_text()
     # what is shown is of a step that there is without the small numbers
     shown, trained = (next(w for w in lines if w[0] == name) for name in ("show", "train"))
     assert shown[1] == f"runs/{trained[trained.index('--name') + 1]}"
@@ -404,6 +328,9 @@ def download(name, out, say):
         pq.write_table(pa.Table.from_pylist(questions[22 * k :][:22]), out / name / file.name)
 
 
+# ---------------------------------------------------------------- what is killed goes on
+
+
 def dies_in_the_second_step(self, trainer, module, *_):
     if module.done_steps == 2:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -411,10 +338,7 @@ def dies_in_the_second_step(self, trainer, module, *_):
 
 def test_a_killed_command_goes_on_by_its_name_alone_to_the_same_numbers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = (
-        "train --steps 3 --tasks-per-step 1 --group-size 2 --lengths 1,2 --lr 0.001 "
-        "--save-every 1 --chunk-tokens 30 --name"
-    )
+    words = f"train {STEP} --steps 3 --lr 0.001 --save-every 1 --chunk-tokens 30 --name"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train.TrainingProgress, "on_train_batch_end", dies_in_the_second_step)
         process = forked([*words.split(), "killed"])
@@ -423,7 +347,6 @@ def test_a_killed_command_goes_on_by_its_name_alone_to_the_same_numbers(tmp_path
     before = Path("runs/killed/config.yaml").read_bytes()
     said = run("train --name killed --resume --seed 9 --lr 0.5", code=2)
     assert "grpo.lr 0.001, not 0.5" in said and "grpo.seed 0, not 9" in said
-    assert "Traceback" not in said and Path("runs/killed/config.yaml").read_bytes() == before
     run("train --name killed --resume")
     assert Path("runs/killed/config.yaml").read_bytes() == before
     run(f"{words} whole")
@@ -438,8 +361,9 @@ def test_a_killed_command_goes_on_by_its_name_alone_to_the_same_numbers(tmp_path
 
     assert numbers("killed") == numbers("whole") and len(numbers("killed")[0]) == 3
     run("train --name killed --resume --steps 4")  # and past its end
-    assert len(numbers("killed")[0]) == 4
     assert json.loads(Path("runs/killed/summary.json").read_text())["steps"] == 4
+    shown = run("show runs/killed --n 1")
+    assert "Where is" in shown and "reward" in shown
 
 
 def test_an_evaluation_that_is_killed_then_stopped_by_ctrl_c_loses_nothing(tmp_path, monkeypatch):
@@ -449,7 +373,7 @@ def test_an_evaluation_that_is_killed_then_stopped_by_ctrl_c_loses_nothing(tmp_p
     """
     monkeypatch.chdir(tmp_path)
     small = "--data world --lengths 2 --kinds one_fact --n 50 --agents memagent --in-flight 2"
-    words = ["eval", *small.split(), "--name", "e"]
+    words = ["eval", *small.split(), "--temperatures", "0", "--name", "e"]
     rows = Path("runs/e/rows.jsonl")
 
     def lines():
@@ -475,18 +399,12 @@ def test_an_evaluation_that_is_killed_then_stopped_by_ctrl_c_loses_nothing(tmp_p
     _, said = stopped.communicate()
     assert stopped.returncode == 130
     assert "stopped" in said and "Traceback" not in said
-    assert 6 <= lines() < 100
+    assert 6 <= lines() < 50
     run(*words)
     made = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert len(made) == 100 == len({(row["temperature"], row["id"]) for row in made})
+    assert len(made) == 50 == len({row["id"] for row in made})
     summary = json.loads(Path("runs/e/summary.json").read_text())
-    assert [cell_of(summary, "memagent", "one_fact", t, 2)["n"] for t in ("1.0", "0.0")] == [50, 50]
-
-
-def test_an_error_that_quotes_somebody_elses_text_cannot_steer_the_terminal():
-    result = CliRunner().invoke(cli.app, ["train", "--data", "\x1b]0;title\x07file"])
-    assert result.exit_code == 2 and "file" in result.stderr
-    assert not {"\x1b", "\x07"} & {*result.stderr}
+    assert cell_of(summary, "memagent", "one_fact", "0.0", 2)["n"] == 50
 
 
 def test_nothing_goes_to_the_network_without_being_asked(own):

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,16 +41,16 @@ def room_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+
+
 def imports(path: Path) -> set[str]:
     """The rooms that a module imports, anywhere in it."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    names = [
-        alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    ]
-    names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    nodes = nodes_of(path)
+    names = [a.name for node in nodes if isinstance(node, ast.Import) for a in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
     return {name.partition(".")[0] for name in names} & FLOOR.keys()
 
 
@@ -102,12 +103,11 @@ PROBED = re.compile(
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_module_keeps_the_rules_of_the_house(path):
-    where, text = path.relative_to(ROOT), path.read_text(encoding="utf-8")
-    tree, here = ast.parse(text), room_of(path)
+    where, here = path.relative_to(ROOT), room_of(path)
     for other in imports(path) - {here}:
         assert FLOOR[other] < FLOOR[here], f"{where} imports {other}"
-    assert not PROBED.search(text)
-    for node in ast.walk(tree):
+    assert not PROBED.search(path.read_text(encoding="utf-8"))
+    for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             a = node.args
             names = {arg.arg for arg in (*a.posonlyargs, *a.args, *a.kwonlyargs)}
@@ -186,13 +186,13 @@ EXPLAINED = {
 
 def ways_in(path: Path) -> set[str]:
     """The names in a module, written out as they were imported, by which code could come in."""
-    tree, known, found = ast.parse(path.read_text(encoding="utf-8")), {}, set()
-    for node in ast.walk(tree):
+    nodes, known, found = nodes_of(path), {}, set()
+    for node in nodes:
         if isinstance(node, ast.Import):
             known |= {alias.asname: alias.name for alias in node.names if alias.asname}
         if isinstance(node, ast.ImportFrom):
             known |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Name | ast.Attribute):
             first, dot, rest = ast.unparse(node).partition(".")
             found.add(known.get(first, first) + dot + rest)
@@ -246,9 +246,8 @@ def test_no_line_outside_its_room_names_a_suite_to_tell_it_apart():
     for path in SOURCES:
         if room_of(path) in ("suites", "tasks", "agents", "embedded"):
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            parts = (
-                [*ast.iter_child_nodes(node)] if isinstance(node, ast.Compare | ast.Dict) else []
-            )
-            texts = {part.value for part in parts if isinstance(part, ast.Constant)}
-            assert not texts & names, f"{path.relative_to(ROOT)}:{node.lineno}"
+        for node in nodes_of(path):
+            if isinstance(node, ast.Compare | ast.Dict):
+                parts = ast.iter_child_nodes(node)
+                texts = {part.value for part in parts if isinstance(part, ast.Constant)}
+                assert not texts & names, f"{path.relative_to(ROOT)}:{node.lineno}"

@@ -11,16 +11,13 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, req
 from pathlib import Path
 
 import pytest
-from conftest import random_policy
 
 import grpo
 from agents.rewards import grade
-from commands import train
 from config.errors import UserError
 from config.options import GRPOConfig, RunConfig
 from embedded import tiny
 from engines import vllm_colocated
-from engines.hf import TransformersEngine
 from engines.scripted import ScriptedEngine
 from grpo import advantages_of
 from memagent import Finish, Group, Prompt, Trajectory, Turn
@@ -34,30 +31,19 @@ MODULES = sorted(
 )
 
 
-@pytest.mark.parametrize(
-    ("form", "right", "wrong"),
-    [
-        ("boxed", "\\boxed{Lima}", "Therefore, the answer is Lima."),
-        ("sentence", "Therefore, the answer is Lima.", "\\boxed{Lima}"),
-    ],
-)
-def test_validation_grades_the_form_that_the_prompt_asks_for(codec, policy, form, right, wrong):
-    """In validation and in the rewards of training."""
-    run = RunConfig(agent="rememr1", device="cpu")
-    module = train.build(run, GRPOConfig(), tiny.agent("rememr1", form=form))
-    for answer, score in ((right, 1.0), (wrong, 0.0)):
-        final = Turn(Prompt((), 8, final=True), [], [], [], Finish.STOP, codec.text(answer))
-        trajectory = Trajectory(
-            replace(worlds.make_task(0, 2, "one_fact"), answers=("Lima",)), [final]
-        )
-        grade(module.agent, trajectory, module.config.outcome)
-        assert trajectory.reward == final.rewards["format"] == score
+@pytest.mark.parametrize("form", ["boxed", "sentence"])
+def test_validation_and_reward_grade_the_form_that_the_prompt_asks_for(codec, policy, form):
+    answers = {"boxed": "\\boxed{Lima}", "sentence": "Therefore, the answer is Lima."}
     task = replace(worlds.make_task(0, 2, "one_fact"), answers=("Lima",))
-    for answer, score in ((right, 1.0), (wrong, 0.0)):
+    agent = tiny.agent("rememr1", form=form, final_tokens=60, step_tokens=60)
+    for written, answer in answers.items():
+        score = float(written == form)
+        final = Turn(Prompt((), 8, final=True), [], [], [], Finish.STOP, codec.text(answer))
+        grade(agent.on(codec), trajectory := Trajectory(task, [final]), "exact")
+        assert trajectory.reward == final.rewards["format"] == score
         engine = ScriptedEngine(
             codec, lambda prompt, answer=answer: answer if prompt.final else "<update>x</update>"
         )
-        agent = tiny.agent("rememr1", form=form, final_tokens=60, step_tokens=60)
         module = grpo.GRPO(policy, engine, agent, None, GRPOConfig(), validation=[task])
         assert module.validate() == {"score": score, "n": 1}
 
@@ -96,16 +82,6 @@ def test_the_environment_is_put_back(monkeypatch):
         os.environ |= {"MEMAGENT_A": "9", "MEMAGENT_C": "3"}
         del os.environ["MEMAGENT_B"]
     assert dict(os.environ) == before
-
-
-def test_each_turn_ends_at_its_own_limit(codec):
-    engine = TransformersEngine(random_policy(codec), codec)
-    agent = tiny.agent("rememr1", step_tokens=11, final_tokens=5)
-    jobs = [(worlds.make_task(k, 3, "two_hop"), 0) for k in range(8)]
-    for trajectory in rollout(engine, agent, jobs):
-        for turn in trajectory.turns:
-            assert len(turn.response_ids) <= (5 if turn.prompt.final else 11)
-            assert (turn.finish == "length") == (turn.response_ids[-1] not in codec.eos_ids)
 
 
 def names_in(requirement: str) -> str:

@@ -28,7 +28,7 @@ def evaluated(model, tmp_path_factory):  # noqa: F811
     small = (
         "--suite locomo --n 100 --temperatures 1 --device cpu --max-turns 2 --call-tokens 8 "
         "--final-tokens 3 --chunk-tokens 4096 --memory-budget 0.1 "
-        "--answer-k 3 --transcripts 2"
+        "--answer-k 3"
     )
     words = ["eval", "--model", model, "--untrained", model, "--data", source, "--runs", folder]
     words = [*map(str, words), "--agents", ",".join(AGENTS), *small.split()]

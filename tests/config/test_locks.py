@@ -3,36 +3,37 @@
 import errno
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
+from contextlib import contextmanager
 
 import pytest
+from conftest import HANG_S
 
 from config.errors import UserError
-from config.locks import writing
-
-WRITER = (
-    "import os, sys; from pathlib import Path; from config.locks import writing\n"
-    "with writing(Path({!r}), 'The run a'):\n"
-    "    {}\n"
-    "    print('held', flush=True); sys.stdin.read()"
-)
+from config.locks import is_written, writing
 
 
-def writer(path, more="pass"):
-    """Start a process that writes a path until it is killed or its input ends."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", WRITER.format(str(path), more)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).parents[2],
-    )
-    assert process.stdout.readline() == b"held\n"
-    return process
+@contextmanager
+def writer(path, inside=lambda: None):
+    """A process that writes a path until it is killed or the block ends."""
+    held, ending = os.pipe(), os.pipe()
+    if not (child := os.fork()):
+        try:
+            os.close(ending[1])
+            with writing(path, "The run a"):
+                inside()
+                os.write(held[1], b"x")
+                os.read(ending[0], 1)
+        finally:
+            os._exit(0)
+    os.close(held[1])
+    assert os.read(held[0], 1)
+    try:
+        yield child
+    finally:
+        os.close(ending[1])
 
 
-def refused(path, pid):
+def refuse(path, pid):
     words = f"The run a is being written by process {pid} on "
     with pytest.raises(UserError, match=words), writing(path, "The run a"):
         raise AssertionError("two writers")
@@ -48,20 +49,22 @@ def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path, there):
     elif there == "link":  # by whatever name
         other = tmp_path / "b"
         other.symlink_to(path)
-    with writer(path) as process:
-        refused(other, process.pid)
-        refused(other, process.pid)  # whoever was refused has taken nothing away
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    with writer(path) as child:
+        refuse(other, child)
+        refuse(other, child)  # whoever was refused has taken nothing away
+        assert is_written(other) and not is_written(tmp_path / "c")
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert not is_written(other)
         with writing(other, "The run a"):
-            refused(path, os.getpid())  # so is a second writer of the same process
+            refuse(path, os.getpid())  # so is a second writer of the same process
     assert {each.name for each in tmp_path.iterdir()} <= {"a", "b"}  # and nothing stays behind
 
 
 def test_an_error_ends_it_and_leaves_no_folder_where_nothing_was_written(tmp_path):
     with pytest.raises(KeyError), writing(tmp_path / "runs/b/a", "The run a"):
         os.close(os.open(tmp_path / "runs/b/.a.writing", os.O_RDONLY))  # as one who copies it
-        refused(tmp_path / "runs/b/a", os.getpid())
+        refuse(tmp_path / "runs/b/a", os.getpid())
         with writing(tmp_path / "runs/b/c", "Another"):  # another path is another's
             raise KeyError
     assert not [*tmp_path.iterdir()]
@@ -70,23 +73,31 @@ def test_an_error_ends_it_and_leaves_no_folder_where_nothing_was_written(tmp_pat
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["a"]
 
 
-def test_a_child_neither_keeps_it_nor_ends_it(tmp_path):
-    left = "if not os.fork(): sys.exit()\n    os.wait()"  # the child has left the block
-    with writer(tmp_path / "a", left) as process:
-        refused(tmp_path / "a", process.pid)
-        process.stdin.close()
-    waits = "if os.fork(): signal.pause()"  # and the child says that it is there
-    with writer(tmp_path / "a", f"import signal\n    {waits}") as process:
-        process.kill()
-        os.waitpid(process.pid, 0)
+def test_a_forked_child_neither_keeps_it_nor_ends_it(tmp_path):
+    said = os.pipe()
+
+    def leave():  # a child leaves the block, and another one stays in it
+        for stays in (False, True):
+            if not (child := os.fork()):
+                if stays:
+                    signal.alarm(int(HANG_S))  # nothing is left behind where this test fails
+                    os.write(said[1], os.getpid().to_bytes(8))
+                    signal.pause()
+                raise SystemExit
+            if not stays:
+                os.waitpid(child, 0)
+
+    with writer(tmp_path / "a", leave) as child:
+        refuse(tmp_path / "a", child)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
         with writing(tmp_path / "a", "The run a"):
-            process.stdin.close()  # it ends now
+            os.kill(int.from_bytes(os.read(said[0], 8)), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
-def test_where_files_cannot_be_locked_that_is_said(tmp_path, monkeypatch, capsys, number):
+def test_where_files_cannot_be_locked_a_line_says_so(tmp_path, monkeypatch, capsys):
     def unlocked(fd, how):
-        raise OSError(number, "No locks available")
+        raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", unlocked)
     with writing(tmp_path / "a", "The run a"):

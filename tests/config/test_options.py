@@ -8,35 +8,29 @@ from agents import find
 from agents.rememr1 import ReMemR1Config
 from config import files, options, settings
 from config.errors import UserError
-from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig
+from config.options import EMBEDDED, AskConfig, EvalConfig, GRPOConfig, RunConfig, StreamConfig
 from config.plugins import load_file
 
 
 @pytest.mark.parametrize(
     ("cls", "field", "values"),
     [
-        (GRPOConfig, "steps", (0, -1)),
+        (GRPOConfig, "steps", (0, -1, 2**63)),
         (GRPOConfig, "tasks_per_step", ((), (8, 0))),
         (GRPOConfig, "betas", ((0.9,), (0.9, 1.0), (-0.1, 0.9), (0.9, 0.9, 0.9))),
         (GRPOConfig, "lr", (-1.0, math.nan, math.inf)),
         (GRPOConfig, "grad_clip", (-1.0, 0.0, math.nan)),
         (GRPOConfig, "clip_low", (-0.1, 1.1)),
         (GRPOConfig, "dual_clip", (-1.0, 0.5)),
-        (GRPOConfig, "without_signal", ("drop",)),
-        (ReMemR1Config, "memory_reward", ("new",)),
-        (GRPOConfig, "decay_from", (-0.1, 1.1)),
         (GRPOConfig, "temperature", ((), (0.0,), (1.0, math.inf))),
         (GRPOConfig, "top_p", (0.0, 1.1)),
         (GRPOConfig, "grow_at", (math.nan,)),
         (GRPOConfig, "seed", (-1, 2**63)),
+        (ReMemR1Config, "memory_reward", ("new",)),
         (RunConfig, "data", ("",)),
         (RunConfig, "lengths", ((), (0,))),
-        (RunConfig, "kinds", ((),)),
-        (RunConfig, "save_every", (0,)),
         (RunConfig, "dtype", ("float33", "dtype")),
-        (EvalConfig, "data", ((),)),
         (EvalConfig, "lengths", ((0,), (4, 4))),
-        (EvalConfig, "n", (0, -3)),
         (EvalConfig, "temperatures", ((), (-1.0,), (math.nan,))),
     ],
 )
@@ -46,26 +40,35 @@ def test_a_value_out_of_range_is_one_sentence_that_names_the_setting(cls, field,
             replace(cls(), **{field: value})
 
 
-def test_a_rollout_is_cut_into_updates_in_one_way():
-    with pytest.raises(
-        UserError, match=r"^Give rows_per_update or updates_per_rollout, not both[^\n]+\.$"
-    ):
-        GRPOConfig(rows_per_update=64, updates_per_rollout=2)
+@pytest.mark.parametrize(
+    ("cls", "fields"),
+    [
+        (GRPOConfig, {"rows_per_update": 64, "updates_per_rollout": 2}),
+        (GRPOConfig, {"quantise": True}),
+        (EvalConfig, {"quantise": True, "engine": "vllm"}),
+        (EvalConfig, {"quantise": True, "endpoint": ("http://a",)}),
+        (AskConfig, {"dtype": "float32", "endpoint": ("http://a",)}),
+        (EvalConfig, {"agents": ("full", "full")}),
+        (StreamConfig, {"arms": ("rag", "rag")}),
+        (StreamConfig, {"model": "a"}),
+        (StreamConfig, {"dtype": "float32"}),
+    ],
+)
+def test_values_that_do_not_go_together_are_refused(cls, fields):
+    with pytest.raises(UserError, match=next(iter(fields)).partition("_")[0]):
+        cls(**fields)
 
 
 def test_values_at_the_edge_of_a_range_are_allowed():
     GRPOConfig(lr=0.0, warmup=0, grad_clip=math.inf, decay_from=0.0, grow_at=2.0, betas=(0.0, 0.0))
     RunConfig(keep_trajectories=0, keep_checkpoints=0, save_every=1)
-    EvalConfig(temperatures=(0.0,), transcripts=0)
-
-
-def test_every_preset_can_be_built():
-    for name in find.presets():
-        find.resolve(name, options.EMBEDDED, {}, {})
+    EvalConfig(temperatures=(0.0,))
 
 
 def test_the_presets_are_the_published_settings():
-    """Those of the released code of MemAgent and vime, field by field."""
+    """Those of the released code of MemAgent and vime, field by field; every one can be built."""
+    for name in find.presets():
+        find.resolve(name, options.EMBEDDED, {}, {})
     common = dict(
         clip_low=0.2, kl=1e-3, lr=1e-6, top_p=1.0, temperature=(1.0,), grad_clip=1.0,
         decay_from=1.0, turns_per_trajectory=0, without_signal="keep",
@@ -109,17 +112,6 @@ def test_the_presets_are_the_published_settings():
         assert reader.config.layout == "paper"
 
 
-def test_settings_come_back_as_they_were_written(tmp_path):
-    run, grpo = RunConfig(lengths=(3,)), GRPOConfig(lr=1e-6)
-    agent = find.make("full", {"window": 9}).config
-    files.dump(tmp_path / "c.yaml", run=run, grpo=grpo, agent=agent)
-    stored = find.stored_settings(tmp_path / "c.yaml")
-    assert RunConfig(**stored["run"]) == run
-    assert GRPOConfig(**stored["grpo"]) == grpo
-    assert find.make("full", stored["agent"]).config == agent
-    assert [p.name for p in tmp_path.iterdir()] == ["c.yaml"]
-
-
 def test_numbers_as_people_write_them(tmp_path):
     (tmp_path / "c.yaml").write_text(
         "grpo: {lr: 1e-3, kl: 0, betas: [0, 0.9]}\nagent: {max_sections: null}\nrun:\n"
@@ -135,10 +127,8 @@ def test_numbers_as_people_write_them(tmp_path):
     ("content", "named"),
     [
         (b"run: 5", "run must be"),
-        (b"run: [1]", "run must be"),
         (b"run: {lengths: 4}", "run.lengths"),
         (b"run: {lengths: [4, x]}", "run.lengths"),
-        (b"run: {lengths: [4.5]}", "run.lengths"),
         (b"run: {lengths: [0]}", "run.lengths"),
         (b"run: {name: 5}", "run.name"),
         (b"run: {name: !!binary aGk=}", "run.name must"),
@@ -148,24 +138,17 @@ def test_numbers_as_people_write_them(tmp_path):
         (b"agent: {chunk_tokens: 2.5}", "agent.chunk_tokens"),
         (b"agent: {chunk_tokens: true}", "agent.chunk_tokens"),
         (b"agent: {chunk_tokens: null}", "agent.chunk_tokens"),
-        (b"agent: {max_sections: x}", "agent.max_sections"),
-        (b"agent: {layout: 5}", "agent.layout"),
         (b"agent: {template_date: yesterday}", "agent.template_date"),
-        (b"agent: 5", "agent must be"),
-        (b"grpo: {steps: abc}", "grpo.steps"),
         (b"grpo: {lr: fast}", "grpo.lr"),
         (b"grpo: {lr: true}", "grpo.lr"),
         (b"grpo: {betas: [0.9]}", "grpo.betas"),
         (b"grpo: {aggregation: [1]}", "grpo.aggregation"),
         (b"grpo: {1: 2}", "no setting 1"),
         (b"grpo: {chunk_tokens: 9}", "no setting 'chunk_tokens'"),
-        (b"eval: {top_p: many}", "eval.top_p"),
         (b"other: {}", "'other'"),
         (b"run: {engine_window: 4096}", "engine_window"),  # of an earlier version
         (b"grpo: {steps: " + b"9" * 5000 + b"}", "no valid YAML"),
         (b"run: {name: \xff}", "no valid YAML"),
-        (b'run: {name: "a\\0b"}', "no valid YAML"),
-        (b"[" * 5000, "no valid YAML"),
     ],
 )
 def test_what_is_wrong_in_a_file_of_settings_is_named(tmp_path, content, named):

@@ -11,7 +11,7 @@ import pytest
 import torch
 import typer.main
 from huggingface_hub import metadata_load
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import cli
 from agents.find import best_by_length, trained_agent
@@ -38,7 +38,7 @@ def parse(words):
 
 
 def test_each_command_parses_and_goes_on_from_the_one_before():
-    plan = reader.recipe(SOURCES, Path("out"))
+    plan = reader.recipe(SOURCES, Path("out"), scale=0.5)
     parsed = [parse(words) for words in plan.values()]
     assert [name for name, _ in parsed] == ["build"] * 4 + "sft sft sft train export".split()
     assert not any("xquad" in word for words in plan.values() for word in words)
@@ -48,7 +48,7 @@ def test_each_command_parses_and_goes_on_from_the_one_before():
         assert (
             given.get("adapter") == adapter and given["model"] == "smollm2" and given["seed"] == 0
         )
-        assert given["steps"] == steps and given["not_found"] == "say"
+        assert given["steps"] == round(steps / 2) and given["not_found"] == "say"
         for part in given["data"].split(","):
             folder = Path(part.partition("=")[0]).parent  # that an earlier command fills
             assert any(Path(path).parent == folder for path in made)
@@ -58,10 +58,13 @@ def test_each_command_parses_and_goes_on_from_the_one_before():
 
 
 def test_what_is_reported_was_not_trained_on():
-    for words in reader.evaluations(SOURCES, Path("out")).values():
+    for path, words in reader.evaluations(SOURCES, Path("out")).items():
         given = parse(words)[1]
-        assert given["model"] == "out/shipped" and given["data"] == (SOURCES["xquad"],)
+        policy = reader.EVALUATIONS[path.parent.name][0]
+        assert given["model"] == (f"out/{policy}" if policy else "smollm2")
         assert given["temperatures"] == (0.0,) and given["not_found"] == "say"
+        of_xquad = given["suite"] == "passages" and given["data"] == (SOURCES["xquad"],)
+        assert of_xquad or given["source_split"] == "validation"
 
 
 def test_what_is_there_is_not_made_again_and_a_failure_ends_the_call(tmp_path, monkeypatch):
@@ -80,60 +83,46 @@ def test_what_is_there_is_not_made_again_and_a_failure_ends_the_call(tmp_path, m
         reader.found(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("question", "sentence", "right"),
-    [
-        ("When did Ida leave?", "Ida left on 4 May 1931 with a friend.", "4 May 1931"),
-        ("When did Ida leave?", "Born in 1911, Ida left on 4 May 1931.", "4 May 1931"),
-        ("In which year did Ida leave?", "Born on May 4, 1911, Ida left in 1931.", "1931"),
-        ("When did Ida leave?", "Ida, born in 1911, left in 1931.", ""),  # one of several
-        ("When did Ida, born in 1911, leave?", "Ida, born in 1911, left in 1931.", "1931"),
-        ("When did Ida leave?", "Ida left 1,931 days later, in section 3.1931.", ""),
-        ("Who left in 1931?", "Ida left in 1911.", ""),
-    ],
-)
-def test_the_answer_is_the_one_date_or_year_of_its_sentence(question, sentence, right):
-    assert reader.answer(question, sentence) == right
-
-
 def test_questions_with_an_answer_are_written_with_their_sentence(tmp_path):
+    """Without one the answer is the one date or year of the sentence."""
+    when, year = "When did Ida leave?", "In which year did Ida leave?"
     records = [
-        {"question": "When did Ida leave?", "sentence": "Ida left in 1931."},
-        {"question": "Who left?", "sentence": "Ida left in 1931.", "answer": "Ida"},
-        {"question": "Why?", "sentence": "Nobody knows."},
+        (when, "Born in 1911, Ida left on 4 May 1931.", "", "4 May 1931"),
+        (year, "Born on May 4, 1911, Ida left in 1931.", "", "1931"),
+        ("When did Ida, born in 1911, leave?", "Ida, born in 1911, left in 1931.", "", "1931"),
+        ("Who left?", "Ida left in 1931.", "Ida", "Ida"),
+        (when, "Ida, born in 1911, left in 1931.", "", None),  # one of several
+        (when, "Ida left 1,931 days later, in section 3.1931.", "", None),
+        ("Why?", "Nobody knows.", "", None),
     ]
     with gzip.open(tmp_path / "s.jsonl.gz", "wt") as file:
-        file.write("".join(json.dumps(record) + "\n" for record in records))
+        for question, sentence, answer, _ in records:
+            record = {"question": question, "sentence": sentence}
+            file.write(json.dumps(record | ({"answer": answer} if answer else {})) + "\n")
     reader.write_sentences(tmp_path / "s.jsonl.gz", tmp_path / "out.json")
-    tasks = read(tmp_path / "out.json")
-    assert [(task.id, task.answers) for task in tasks] == [("s0", ("1931",)), ("s1", ("Ida",))]
-
-
-def answered(length, tokens, **shares):
-    """The cells of an evaluation at one length."""
-    return {"cells": [
-        {"agent": agent, "length": length, "mean": mean, "document_tokens": tokens}
-        for agent, mean in shares.items()
-    ]}  # fmt: skip
+    right = [(f"s{k}", (right,)) for k, (*_, right) in enumerate(r for r in records if r[3])]
+    assert [(task.id, task.answers) for task in read(tmp_path / "out.json")] == right
 
 
 def test_ask_reads_with_what_answered_best(tmp_path):
+    def cells(length, tokens, **shares):
+        return [
+            {"agent": agent, "length": length, "mean": mean, "document_tokens": tokens}
+            for agent, mean in shares.items()
+        ]
+
     of = {
-        "passages": {"cells": [
-            *answered(16, 2700.4, memagent=0.4, full=0.2, bm25=0.4)["cells"],
-            *answered(4, 700.6, memagent=0.3, full=0.2, bm25=0.6)["cells"],
-        ]},
-        "passages-256": answered(256, 46000.0, memagent=0.1, full=0.2, bm25=0.1, none=0.0),
-        "absent": {"cells": [
-            *answered(16, 2690.0, memagent=0.0, full=0.0, bm25=0.0)["cells"],
-            *answered(4, 690.0, memagent=0.9, full=0.0, bm25=0.0)["cells"],
-        ]},
-        "absent-256": answered(256, 45000.0, memagent=0.9, full=0.0, bm25=0.0),
-    }  # fmt: skip
-    of["passages"]["cells"][2]["document_tokens"] = 500.0  # what bm25 has read of it
-    for name, summary in of.items():
+        "passages": cells(16, 2700.4, memagent=0.4, full=0.2, bm25=0.4, oracle=0.9)
+        + cells(4, 700.6, memagent=0.3, full=0.2, bm25=0.6),
+        "passages-256": cells(256, 46000.0, memagent=0.1, full=0.2, bm25=0.1, none=0.0),
+        "absent": cells(16, 2690.0, memagent=0.0, full=0.0, bm25=0.0)
+        + cells(4, 690.0, memagent=0.9, full=0.0, bm25=0.0),
+        "absent-256": cells(256, 45000.0, memagent=0.9, full=0.0, bm25=0.0),
+    }
+    of["passages"][2]["document_tokens"] = 500.0  # what bm25 has read of it
+    for name, found in of.items():
         (tmp_path / name).mkdir()
-        (tmp_path / name / "summary.json").write_text(json.dumps(summary))
+        (tmp_path / name / "summary.json").write_text(json.dumps({"cells": found}))
     (tmp_path / "shipped").mkdir()
     (tmp_path / "shipped" / "agent.yaml").write_text("run: {agent: memagent}\n")
     reader.note_best(tmp_path / "shipped", tmp_path)
@@ -141,23 +130,9 @@ def test_ask_reads_with_what_answered_best(tmp_path):
     best = [(701, "bm25"), (2700, "memagent"), (46000, "memagent")]
     assert best_by_length(tmp_path / "shipped") == best
     assert trained_agent(tmp_path / "shipped") == "memagent"
-
-
-def test_what_ships_is_in_bfloat16_with_its_settings(tmp_path):
-    adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    save_file({"a": torch.tensor([1.5])}, adapter / reader.WEIGHTS)
-    for name in ("adapter_config.json", "agent.yaml", "trained_on.csv"):
-        (adapter / name).write_text(name)
-    reader.ship(adapter, tmp_path / "shipped")
-    assert load_file(tmp_path / "shipped" / reader.WEIGHTS)["a"].dtype == torch.bfloat16
-    assert (tmp_path / "shipped" / "agent.yaml").read_text() == "agent.yaml"
-
-
-def test_the_shipped_reader_says_what_answered_best_at_each_length():
-    best = best_by_length(READER)
-    assert [tokens for tokens, _ in best] == [593, 2295, 9179, 37802]
-    assert [agent for _, agent in best] == ["memagent"] * 3 + ["bm25"]
+    assert best_by_length(READER) == [
+        *((tokens, "memagent") for tokens in (593, 2295, 9179)), (37802, "bm25")
+    ]  # fmt: skip
 
 
 LICENCES = {  # of what the adapters that ship were trained on

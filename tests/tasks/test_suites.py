@@ -20,7 +20,7 @@ from suites import ruler
 from suites.ruler import ESSAY
 from tokens.codec import Codec
 
-QUICK = EvalConfig(agents=("memagent",), temperatures=(0.0,), n=2, in_flight=8, transcripts=0)
+QUICK = EvalConfig(agents=("memagent",), temperatures=(0.0,), n=2, in_flight=8)
 
 ONE_FACT = suites.make("world", {"kinds": ("one_fact",)})
 
