@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
 import re
 import time
@@ -24,6 +23,7 @@ from pathlib import Path
 import suites
 from agents import find
 from agents.bank import Bank, BankConfig
+from agents.memrl import Tried
 from commands import contents
 from config import files
 from config.errors import UserError, clip, kept
@@ -38,7 +38,7 @@ from engines.open import give_embedder, open_reader
 from engines.rehearsed import RehearsedEngine
 from memagent import Agent, Prompt, Trajectory, Turn
 from models.dtypes import settle_dtype
-from report.rows import lines_in
+from report.rows import Rows, lines_in
 from rollout import Engine, Sampling, rollout, start
 from suites import Scope, Suite
 from tasks.environments import Environment, Work
@@ -231,8 +231,10 @@ class Stream:
         batch = self.order(state.epoch)[state.cursor : done]
         tried = self._try(engine, batch)
         lessons = [] if agent.frozen else [agent.lesson([tried[task.id]]) for task in batch]
-        dtype = {"dtype": self.config.dtype}
-        end = _append(self.rows_path, [_row(agent, tried[task.id]) | dtype for task in batch])
+        with Rows(self.rows_path) as rows:
+            for task in batch:
+                rows.append(_row(agent, tried[task.id], self.config.dtype))
+        end = self.rows_path.stat().st_size
         whole, clock = done >= len(self.tasks), f"seconds {agent.epoch + 1}"
         state = State(state.epoch + whole, 0 if whole else done, end, self.settings)
         seconds = (book.noted(clock, float) or 0.0) + time.perf_counter() - start_s
@@ -353,24 +355,21 @@ def _leaks(tasks: Sequence[Work], experiences: Sequence[str]) -> list[str]:
 
 
 NOTED = 1000  # characters of an action, and of what it has brought, in a row
-FOUND = ("confidence", "shown", "pool", "best_sim", "cut", "action")  # how a task was tried
-NOT_TRIED = {
-    "success": False, "reward": -1.0, "steps": 0, "failure": "", "confidence": None, "shown": [],
-    "pool": 0, "best_sim": 0.0, "cut": False, "action": "", "experience": "",
-}  # fmt: skip
+OUTCOME = ("success", "reward", "steps", "failure")  # what became of a task
+FOUND = ("confidence", "shown", "pool", "best_sim", "cut", "action")  # how it was tried
 
 
-def _row(agent: Agent, trajectory: Trajectory) -> dict:
+def _row(agent: Agent, trajectory: Trajectory, dtype: str) -> dict:
     """Return the row of a task in the agent's epoch."""
     task, turns = trajectory.task, trajectory.turns
-    tried = NOT_TRIED | (asdict(found) if (found := agent.tried(trajectory)) else {})
+    tried = asdict(agent.tried(trajectory) or Tried(reward=-1.0))
     acts = [turn.notes for turn in turns if turn.prompt.trained and turn.notes is not None]
     return {
         "epoch": agent.epoch,
         "id": task.id,
         "kind": task.kind,
         "skills": [*task.skills],
-        **{name: tried[name] for name in ("success", "reward", "steps", "failure")},
+        **{name: tried[name] for name in OUTCOME},
         "error": trajectory.error,
         **{name: tried[name] for name in FOUND},
         "interaction": [[clip(act.action, NOTED), clip(act.observation, NOTED)] for act in acts],
@@ -378,6 +377,7 @@ def _row(agent: Agent, trajectory: Trajectory) -> dict:
         "read_tokens": sum(len(turn.prompt_ids) for turn in turns),
         "written_tokens": sum(len(turn.response_ids) for turn in turns),
         "calls": len(turns),
+        "dtype": dtype,
     }
 
 
@@ -397,14 +397,3 @@ def _cut(path: Path, size: int) -> None:
         if file.tell() < size:
             raise UserError(f"{path} is shorter than its bank says: remove it and its bank.")
         file.truncate(size)
-
-
-def _append(path: Path, rows: Sequence[dict]) -> int:
-    """Append rows and wait until they are on the disk; return the file's size."""
-    with path.open("ab") as file:
-        for row in rows:
-            text = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
-            file.write(text.encode(errors="backslashreplace"))
-        file.flush()
-        os.fsync(file.fileno())
-        return file.tell()
