@@ -87,7 +87,10 @@ def devices() -> Iterator[Finding]:
     if found:
         sizes = SIZES["smollm2"]
         dtype, why = choose_by_time(*product_seconds(sizes.hidden, sizes.intermediate))
-    state, advice = "-" if dtype == "float32" else "ok", f"--dtype auto takes {dtype}: {why}"
+    state, advice = (
+        "-" if dtype == "float32" else "ok",
+        f"--dtype auto takes {dtype} for smollm2: {why}",
+    )
     yield Finding("CPU in bfloat16", ", ".join(found) or "no instructions", state, advice)
     try:
         import_bitsandbytes()

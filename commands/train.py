@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import math
 import shutil
 import threading
 import warnings
@@ -35,7 +34,7 @@ from config.plugins import load_function
 from config.terminal import bar, command_line, fitting, next_step, say
 from engines import vllm_colocated
 from engines.open import check_frozen, open_sampler
-from grpo import GRPO, rate_of
+from grpo import GRPO
 from memagent import Agent, Trajectory
 from models import ranks
 from models.checkpoints import base_fingerprints, checkpoints, newest, read_state
@@ -72,10 +71,6 @@ def check(
         logger_class(place)
     if run.engine == "vllm":
         vllm_colocated.check_settings("1" if run.sleep == "auto" else run.sleep, config.lora_rank)
-        if run.device == "mps" or (here and run.device == "cpu" and torch.cuda.is_available()):
-            raise UserError(
-                f"vLLM computes on CUDA's GPU where there is one: leave --device {run.device} out."
-            )
     if min(config.tasks_per_step) < policy.ranks:
         raise UserError(
             f"A step has {min(config.tasks_per_step)} tasks and there are {policy.ranks} ranks: "
@@ -254,8 +249,8 @@ def train(
     A run is resumed with the settings that it began with, except those in `find.MAY_CHANGE`, and
     with the same data and code, wherever these files lie now. With more steps it goes on past its
     end, to the same numbers as if it had had them from the beginning (unless the learning rate
-    decays, which goes by the share of the steps, and is said). A UserError before the end of the
-    first step leaves no new folder.
+    decays, which goes by the share of the steps). A UserError before the end of the first step
+    leaves no new folder.
 
     reward: instead of the agent's own. With several devices this process starts one for each and
     waits for them; `callbacks` and `reward` are pickled then. Several machines are started by
@@ -367,7 +362,6 @@ def _train(
             folder.mkdir(parents=True, exist_ok=resume)
             if start == config.steps:
                 say(f"Step {start} of {start} is done: a larger --steps goes on.")
-            _say_jump(folder, config, start)
             read = contents.section(contents.of_training(run, config, agent))
         base = base_fingerprints(run, config.lora_rank, getattr(config, "kl", 0)) if first else {}
         recorder = RunRecorder(
@@ -405,19 +399,6 @@ def _silence_lightning() -> None:
     threading.excepthook = lambda hook: (
         None if isinstance(hook.exc_value, OSError) else threading.__excepthook__(hook)
     )
-
-
-def _say_jump(folder: Path, config: TrainConfig, start: int) -> None:
-    """Say by how much the learning rate jumps in a run that goes on after `start` steps, since it
-    falls by the share of the steps and these are others now."""
-    stored = find.begun(folder, None).get(find.section_of(config), {}) if start else {}
-    before = replace(config, steps=stored.get("steps", config.steps))
-    if not math.isclose(rate_of(before, start), rate_of(config, start)):
-        say(
-            f"The learning rate falls by the share of the steps, which were {before.steps}: it "
-            f"jumps from {rate_of(before, start - 1):g} to {rate_of(config, start):g}.",
-            "yellow",
-        )
 
 
 def _fit(trainer: lightning.Trainer, module: GRPO, start: int, folder: Path, resume: bool) -> None:

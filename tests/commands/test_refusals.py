@@ -37,13 +37,6 @@ CONDITIONS = Conditions()
 DOWN = "openai:http://127.0.0.1:9/v1#m"
 
 
-def said(*words) -> str:
-    """What a command writes that succeeds, in one line."""
-    done = CliRunner().invoke(cli.app, [*map(str, words)])
-    assert done.exit_code == 0, done.output
-    return " ".join(done.stdout.split())
-
-
 def refused(*words) -> str:
     """The one sentence of a command that the user has got wrong."""
     done = CliRunner().invoke(cli.app, [*map(str, words)])
@@ -105,14 +98,6 @@ def test_vllm_is_refused_where_it_loses_the_weights_from_before(tmp_path):
     with pytest.raises(UserError, match="no --adapter"):
         check_frozen(replace(run, adapter="a"), 2, agent)
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_plan_needs_no_weights_and_training_does(tmp_path):
-    sizes = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96,
-                 vocab_size=500)  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | sizes))
-    assert "fits" in said("plan", "--model", tmp_path, "--gpu-gib", 24)
-    assert "model.safetensors" in refused("train", "--name", "t", "--model", tmp_path)
 
 
 # ---------------------------------------------------------------- a server that moves
@@ -320,18 +305,17 @@ def test_what_needs_no_torch_is_refused_without_it(tmp_path):
 # ---------------------------------------------------------------- standard output
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "latin-1", "ascii:strict", "utf-8:strict"])
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8:strict"])
 def test_letters_that_cannot_be_encoded_are_replaced(encoding):
     done = python("-c", PIPED, env=os.environ | {"PYTHONIOENCODING": encoding})
     assert done.returncode == 0 and b"Bern" in done.stdout and not done.stderr
     assert b"--group-size" in done.stdout
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["plan", "--model", "smollm2"]])
-def test_a_pipe_that_is_closed_ends_a_command_without_a_traceback(words):
+def test_a_pipe_that_is_closed_ends_a_command_without_a_traceback():
     out, end = os.pipe()
     os.close(out)
-    command = [sys.executable, "cli.py", *words]
+    command = [sys.executable, "cli.py", "plan", "--model", "smollm2"]
     root = Path(cli.__file__).parent
     done = subprocess.run(command, cwd=root, stdout=end, stderr=subprocess.PIPE)
     os.close(end)
