@@ -71,6 +71,8 @@ def check(
         logger_class(place)
     if run.engine == "vllm":
         vllm_colocated.check_settings("1" if run.sleep == "auto" else run.sleep, config.lora_rank)
+        if run.device == "mps" or (here and run.device == "cpu" and torch.cuda.is_available()):
+            raise UserError("vLLM computes on CUDA's GPU where there is one: leave --device out.")
     if min(config.tasks_per_step) < policy.ranks:
         raise UserError(
             f"A step has {min(config.tasks_per_step)} tasks and there are {policy.ranks} ranks: "
