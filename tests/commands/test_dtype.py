@@ -169,9 +169,13 @@ def test_rank_0_decides_for_all(processor, monkeypatch):
 def test_a_stream_that_goes_on_keeps_the_dtype(processor):
     how = dict(suite="bandit", model="m", engine="transformers", n=1, arms=("none",), device="cpu")
     processor(FAST)
-    folder = streamed(name="s", epochs=1, **how)
+    brief = {"act_tokens": 4, "max_steps": 1}
+    folder = streamed(brief, name="s", epochs=1, **how)
     processor(SLOW)
-    assert streamed(name="s", epochs=2, **how) == folder and stored(folder, "stream") == "bfloat16"
+    assert (
+        streamed(brief, name="s", epochs=2, **how) == folder
+        and stored(folder, "stream") == "bfloat16"
+    )
     rows = [json.loads(line) for line in (folder / "none.jsonl").read_text().splitlines()]
     assert [row["dtype"] for row in rows] == ["bfloat16"] * 2
     config = StreamConfig(name="s", **{k: v for k, v in how.items() if k != "suite"})

@@ -19,16 +19,14 @@ from cli import app
 from commands import train
 from commands.sft import SFT, chosen_turns, deal, demonstration, kind_of, token_weights
 from config.errors import UserError
-from config.options import EMBEDDED, GRPOConfig, RunConfig, SFTConfig
+from config.options import GRPOConfig, RunConfig, SFTConfig
 from data import Pool, Task, stands_in
 from embedded import tiny
 from engines.hf import TransformersEngine
 from memagent import NO_MEMORY
-from models.checkpoints import validations
 from models.load import load_model
 from models.logprobs import Row, mask_head
-from rollout import Sampling, rollout
-from suites._training import parts_of, validation_tasks
+from suites._training import parts_of
 from tasks import worlds
 from tokens.trie import build_trie
 
@@ -223,18 +221,6 @@ def test_a_warm_start_lowers_the_loss_resumes_and_exports(tmp_path, weak, warm, 
     ids = torch.tensor([codec.encode("Anna joined Boris.")])
     exported, base = (load_model(folder, device="cpu") for folder in (warm / "model", weak))
     assert not torch.allclose(exported(ids).logits, base(ids).logits, atol=1e-3)
-
-
-def test_a_validation_grades_the_models_own_greedy_answers(tmp_path, codec):
-    """What is demonstrated would all be right."""
-    run = settings(tmp_path, EMBEDDED, name="v", validation="world", validation_n=12)
-    config = SFTConfig(steps=1, tasks_per_step=(2,), lr=1e-3, warmup=0, lora_rank=4)
-    folder = train.train(run, config, AGENT)
-    engine = TransformersEngine(load_model(folder / "model", device="cpu"), codec)
-    done = rollout(engine, AGENT, ((task, 0) for task in validation_tasks(run)), Sampling(0.0))
-    (row,) = validations(folder)
-    assert (row["step"], row["n"]) == (1, 12) and 0 < row["score"] < 1
-    assert row["score"] == pytest.approx(sum(map(AGENT.reward, done)) / 12, abs=1e-6)
 
 
 def test_reinforcement_learning_goes_on_from_the_adapters(tmp_path, weak, warm, codec):

@@ -451,12 +451,6 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch, wor
     assert "Traceback" not in result.output and not [*tmp_path.iterdir()]
 
 
-def test_the_page_of_a_stream_by_embeddings_is_written_anew_without_the_embedder(tmp_path):
-    folder = run_stream(short(tmp_path, epochs=1), {"retrieve": "dense", "embedder": "hash:64"})
-    (folder / "report.html").unlink()
-    assert report(folder).exists()
-
-
 # ---------------------------------------------------------------- models, here and behind a server
 
 

@@ -432,9 +432,7 @@ def test_all_weights_are_not_trained_in_bfloat16(model, tmp_path, dtype, config,
 SHAPE = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
 MADE = [
     ("train", "BertLMHeadModel", SHAPE | {"is_decoder": True}),  # without an .lm_head
-    ("sft", "OPTForCausalLM", {"ffn_dim": 48, "word_embed_proj_dim": 32} | SHAPE),
     ("eval", "MambaForCausalLM", SHAPE),  # without attention
-    ("train --dry-run", "MambaForCausalLM", SHAPE),
     ("plan", "XLNetLMHeadModel", {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}),
 ]
 
