@@ -23,7 +23,6 @@ from pathlib import Path
 import suites
 from agents import find
 from agents.bank import Bank, BankConfig
-from agents.memrl import Tried
 from commands import contents
 from config import files
 from config.errors import UserError, clip, kept
@@ -355,25 +354,25 @@ def _leaks(tasks: Sequence[Work], experiences: Sequence[str]) -> list[str]:
 
 
 NOTED = 1000  # characters of an action, and of what it has brought, in a row
-OUTCOME = ("success", "reward", "steps", "failure")  # what became of a task
-FOUND = ("confidence", "shown", "pool", "best_sim", "cut", "action")  # how it was tried
+UNTRIED = {  # what a row says of a task that could not be tried
+    "success": False, "reward": -1.0, "steps": 0, "failure": "", "confidence": None, "shown": [],
+    "pool": 0, "best_sim": 0.0, "cut": False, "action": "", "experience": "",
+}  # fmt: skip
 
 
 def _row(agent: Agent, trajectory: Trajectory, dtype: str) -> dict:
     """Return the row of a task in the agent's epoch."""
-    task, turns = trajectory.task, trajectory.turns
-    tried = asdict(agent.tried(trajectory) or Tried(reward=-1.0))
+    task, turns, tried = trajectory.task, trajectory.turns, agent.tried(trajectory)
+    known = asdict(tried) if tried else UNTRIED
     acts = [turn.notes for turn in turns if turn.prompt.trained and turn.notes is not None]
     return {
         "epoch": agent.epoch,
         "id": task.id,
         "kind": task.kind,
         "skills": [*task.skills],
-        **{name: tried[name] for name in OUTCOME},
         "error": trajectory.error,
-        **{name: tried[name] for name in FOUND},
+        **{name: known[name] for name in UNTRIED},
         "interaction": [[clip(act.action, NOTED), clip(act.observation, NOTED)] for act in acts],
-        "experience": tried["experience"],
         "read_tokens": sum(len(turn.prompt_ids) for turn in turns),
         "written_tokens": sum(len(turn.response_ids) for turn in turns),
         "calls": len(turns),

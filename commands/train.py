@@ -184,9 +184,7 @@ def run_and_report(
     say(f"The training is in {folder / 'report.html'}.")
     if run.keep_checkpoints:
         say(f"The policy is in {folder / 'model'}.")
-        _next(run, config, agent, folder)
-    else:
-        next_step("see what it read", "show", folder)
+    _next(run, config, agent, folder)
 
 
 def _is_demo(folder: Path) -> bool:
@@ -195,23 +193,24 @@ def _is_demo(folder: Path) -> bool:
 
 
 def _next(run: RunConfig, config: TrainConfig, agent: Agent, folder: Path) -> None:
-    """Say what to do with the policy: train one that is warm; else evaluate it on tasks that it has
-    not seen."""
+    """Say what to do with the policy: train one that is warm, else evaluate it on tasks that it has
+    not seen; without either see what was read."""
     named = () if agent.label == find.DEFAULT else ("--agent", agent.name)
     usual = run.data in ("", RunConfig().data)
-    if isinstance(config, SFTConfig):
+    unseen = run.data if run.data in GENERATED else run.validation
+    if run.keep_checkpoints and isinstance(config, SFTConfig):
         kind, place = ("lora", "adapter") if (folder / "adapter").exists() else ("full", "model")
         data = () if usual else ("--data", run.data)
         real = run.model not in ("", TINY)
         settings = ("--lr", LR[kind]) if real else ("--preset", "demo")
         why, words = "train it with rewards", ("train", "--name", f"{run.name}-grpo")
         words += ("--model", folder / place, *named, *data, *settings)
-    else:
-        unseen = run.data if run.data in GENERATED else run.validation
-        why, words = "evaluate it", ("eval", "--name", f"{run.name}-eval")
-        words += ("--model", folder / "model")
-        words += () if usual else ("--data", unseen or "FILE")
+    elif run.keep_checkpoints and (usual or unseen):
+        why, words = "evaluate it on unseen questions", ("eval", "--name", f"{run.name}-eval")
+        words += ("--model", folder / "model", *(() if usual else ("--data", unseen)))
         words += ("--agents", f"{agent.name},full") if named else ()
+    else:
+        return next_step("see what it read", "show", folder)
     next_step(why, *words, runs=run.runs)
 
 

@@ -59,6 +59,8 @@ def test_commands_end_in_one_that_works(tmp_path, monkeypatch):
      "eval --name a-eval --model a/model --data ledger"),
     ({"data": "d", "validation": "v", "agent": "rememr1"}, GRPOConfig(), "model",
      "eval --name a-eval --model a/model --data v --agents rememr1,full"),
+    ({"data": "d"}, GRPOConfig(), "model", "show a"),
+    ({"keep_checkpoints": 0}, SFTConfig(), "model", "show a"),
     ({}, SFTConfig(), "model", "train --name a-grpo --model a/model --preset demo"),
     # adapters are trained on as such, and a real model at a rate of its own
     ({"model": "tiny"}, SFTConfig(), "adapter",

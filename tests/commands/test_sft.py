@@ -324,9 +324,10 @@ class Dull:
 
 def test_a_step_that_cannot_be_demonstrated_takes_other_tasks(codec):
     module = module_of(codec, tasks=Dull(), tasks_per_step=(2, 3, 4), mistakes=0.0)
-    levels = set()
+    levels, drawn = set(), {}
     for step in range(20):
         level, tasks, (groups, rows, kinds) = module.draw(step)
+        assert drawn.setdefault((level, tasks[0].id), step) == step  # no other step trains on them
         assert len(groups) == len(tasks) == level + 2 and len(rows) == len(kinds) > 0
         assert all(len(group.trajectories[0].turns) > level for group in groups)
         assert module.draw(step)[1] == tasks  # so that a resumed run draws the same
