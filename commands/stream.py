@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import re
 import time
@@ -37,7 +38,7 @@ from engines.open import give_embedder, open_reader
 from engines.rehearsed import RehearsedEngine
 from memagent import Agent, Prompt, Trajectory, Turn
 from models.dtypes import settle_dtype
-from report.rows import Rows, lines_in
+from report.rows import lines_in
 from rollout import Engine, Sampling, rollout, start
 from suites import Scope, Suite
 from tasks.environments import Environment, Work
@@ -230,10 +231,9 @@ class Stream:
         batch = self.order(state.epoch)[state.cursor : done]
         tried = self._try(engine, batch)
         lessons = [] if agent.frozen else [agent.lesson([tried[task.id]]) for task in batch]
-        with Rows(self.rows_path) as rows:
-            for task in batch:
-                rows.append(_row(agent, tried[task.id], self.config.dtype))
-        end = self.rows_path.stat().st_size
+        end = _append(
+            self.rows_path, [_row(agent, tried[task.id], self.config.dtype) for task in batch]
+        )
         whole, clock = done >= len(self.tasks), f"seconds {agent.epoch + 1}"
         state = State(state.epoch + whole, 0 if whole else done, end, self.settings)
         seconds = (book.noted(clock, float) or 0.0) + time.perf_counter() - start_s
@@ -396,3 +396,14 @@ def _cut(path: Path, size: int) -> None:
         if file.tell() < size:
             raise UserError(f"{path} is shorter than its bank says: remove it and its bank.")
         file.truncate(size)
+
+
+def _append(path: Path, rows: Sequence[dict]) -> int:
+    """Append rows and wait until they are on the disk; return the file's size."""
+    with path.open("ab") as file:
+        for row in rows:
+            text = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+            file.write(text.encode(errors="backslashreplace"))
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell()
