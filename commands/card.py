@@ -154,7 +154,7 @@ def evaluations_of(run_folder: Path, weights: Sequence[Path]) -> Iterator[tuple[
         if any(mark in answered for mark in known()):
             yield path.parent.name, found, table
         else:
-            say(f"{path} is of other weights: it is left out of the card.", "yellow")
+            say(f"{path} has no answers of these weights: it is left out of the card.", "yellow")
 
 
 def _gain(run_folder: Path) -> str:

@@ -220,16 +220,19 @@ def _whole(run: RunConfig, config: TrainConfig, agent: Agent) -> str:
     The command repeats what no file may name (`find.check_reach`).
     """
     folder = files.run_path(run.runs, run.name)
-    if not (step := newest(folder)):
-        return "No checkpoint is whole, so that there is nothing to go on from."
+    step, saved = newest(folder), checkpoints(folder)
+    if not (run.keep_checkpoints and (folder / "config.yaml").exists()):
+        return "No step of it is whole, so that there is nothing to go on from."
     words = "sft" if isinstance(config, SFTConfig) else "train", "--resume", "--name", run.name
     runs = () if run.runs == RunConfig().runs else ("--runs", run.runs)
     settings = asdict(run) | asdict(config) | asdict(agent.config) | {"bank": ""}
     reach = " ".join(dict.fromkeys(flag for _, flag, _, _ in find.reach(settings, loaded=True)))
-    return (
-        f"Step {step} of {config.steps} is whole in {checkpoints(folder)[step]}; go on with: "
-        f"{command_line(*words, *runs)} {reach}"
-    ).rstrip()
+    whole = (
+        f"Step {step} of {config.steps} is whole in {saved[step]}"
+        if saved
+        else "No step is whole yet"
+    )
+    return f"{whole}; go on with: {command_line(*words, *runs)} {reach}".rstrip()
 
 
 # ---------------------------------------------------------------- a run
