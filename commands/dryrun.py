@@ -9,7 +9,6 @@ generated English stands for data that is not here.
 
 from __future__ import annotations
 
-import csv
 import sys
 import tempfile
 from dataclasses import fields, replace
@@ -22,6 +21,7 @@ from config.terminal import next_step
 from memagent import Agent, Trajectory
 from models.packaged import ready_if_here
 from models.plan import SIZES
+from report.training import whole_rows
 from suites._training import check_sources, parts_of
 from tasks.hub import is_hub
 from tokens.codec import Codec
@@ -48,15 +48,12 @@ def dry_run(
         check_folder(files.run_path(run.runs, run.name), resume)
     torch.set_num_threads(1)
     devices = min(run.devices * run.num_nodes, 2)
-    stand_ins = {
-        f"{devices} processes of a CPU for {run.num_nodes} x {run.devices} devices": (
-            devices < run.devices * run.num_nodes
-        ),
-        "the transformers engine for vLLM": run.engine == "vllm",
-        f"new adapters of rank {config.lora_rank} for those in {run.adapter}": run.adapter,
-    }
-    for what in filter(stand_ins.get, stand_ins):
-        say(f"Here stand {what}.")
+    if devices < run.devices * run.num_nodes:
+        say(f"Here stand {devices} processes for {run.num_nodes} x {run.devices} devices.")
+    if run.engine == "vllm":
+        say("Here stands the transformers engine for vLLM.")
+    if run.adapter:
+        say(f"Here stand new adapters of rank {config.lora_rank} for those in {run.adapter}.")
     data, validation = (_readable(source, say) for source in (run.data, run.validation))
     with tempfile.TemporaryDirectory(prefix="memagent-") as temporary:
         small_run = replace(
@@ -76,15 +73,7 @@ def dry_run(
             keep_checkpoints=run.keep_checkpoints or 1,
             logger=(),
         )
-        small = replace(
-            config,
-            steps=2,
-            tasks_per_step=(devices,),
-            group_size=2,
-            updates_per_rollout=min(2, config.updates_per_rollout),
-            rows_per_update=min(4, config.rows_per_update),
-            max_mismatch=0.0,
-        )
+        small = replace(config, steps=2, tasks_per_step=(devices,), group_size=2, max_mismatch=0.0)
         say(_outcome(train(small_run, small, _brief(agent), reward=made_up)))
     say("But for what stood in here, the run can begin.")
     next_step("begin it", *(word for word in sys.argv[1:] if word != "--dry-run"))
@@ -92,8 +81,9 @@ def dry_run(
 
 def _brief(agent: Agent) -> Agent:
     """Return the agent with short memories, responses and answers, in two sections."""
-    config, own = agent.config, {field.name for field in fields(agent.config)}
-    limits = {n: 2 * TOKENS for n in own if n.endswith("_tokens") and n != "chunk_tokens"}
+    config = agent.config
+    names = {field.name for field in fields(config) if field.name.endswith("_tokens")}
+    limits = dict.fromkeys(names - {"chunk_tokens"}, 2 * TOKENS)
     limits |= {"memory_tokens": TOKENS, "final_tokens": TOKENS}
     brief = {n: min(limit, getattr(config, n) or limit) for n, limit in limits.items()}
     return agent.with_settings(**brief, max_sections=min(2, config.max_sections or 2))
@@ -107,7 +97,7 @@ def made_up(trajectory: Trajectory) -> float:
 def _stand_in(run: RunConfig, folder: Path, say) -> Path:
     """Make a model of the same architecture, with its tokenizer where that is found."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     name = run.model or str(EMBEDDED)
     here, code = ready_if_here(name), run.trust_remote_code
@@ -116,20 +106,8 @@ def _stand_in(run: RunConfig, folder: Path, say) -> Path:
     except UserError:
         codec = Codec.load(EMBEDDED)
         say(f"Here stands the tokenizer of the embedded policy for that of {name}.")
-    try:
-        with loading(f"The configuration of {name}"):
-            config = AutoConfig.from_pretrained(here, trust_remote_code=code, local_files_only=True)
-    except UserError:
-        if name not in SIZES:
-            raise UserError(
-                f"Neither the files nor the sizes of {name} are here: a dry run needs its "
-                "config.json."
-            ) from None
-        kind = "qwen3" if "Qwen3" in name else "qwen2" if "Qwen2" in name else "llama"
-        config = AutoConfig.for_model(
-            kind, tie_word_embeddings=SIZES[name].tied, max_position_embeddings=32768
-        )
-    kinds, latent = getattr(config, "layer_types", None), hasattr(config, "kv_lora_rank")
+    config = _config_of(name, here, code)
+    latent = hasattr(config, "kv_lora_rank")
     small = {
         "num_hidden_layers": LAYERS,
         "hidden_size": HIDDEN,
@@ -140,7 +118,7 @@ def _stand_in(run: RunConfig, folder: Path, say) -> Path:
         "intermediate_size": 2 * HIDDEN,
         # as published ones are rounded up: the model's class of tokenizer may add one of its own
         "vocab_size": -(-len(codec.tokenizer) // 64) * 64,
-        "layer_types": kinds and kinds[:LAYERS],
+        "layer_types": (getattr(config, "layer_types", None) or [])[:LAYERS] or None,
     }
     if hasattr(config, "quantization_config"):  # the stand-in's weights are stored as they are
         del config.quantization_config
@@ -154,18 +132,35 @@ def _stand_in(run: RunConfig, folder: Path, say) -> Path:
     return folder
 
 
+def _config_of(name: str, here: str | Path, code: bool):
+    """Return the configuration of a model that is here, or of one whose sizes are known."""
+    from transformers import AutoConfig
+
+    try:
+        with loading(f"The configuration of {name}"):
+            return AutoConfig.from_pretrained(here, trust_remote_code=code, local_files_only=True)
+    except UserError:
+        if name not in SIZES:
+            raise UserError(
+                f"Neither the files nor the sizes of {name} are here: a dry run needs its "
+                "config.json."
+            ) from None
+    kind = "qwen3" if "Qwen3" in name else "qwen2" if "Qwen2" in name else "llama"
+    tied = SIZES[name].tied
+    return AutoConfig.for_model(kind, tie_word_embeddings=tied, max_position_embeddings=32768)
+
+
 def _readable(source: str, say) -> str:
     """Return a source of tasks that can be read here, else generated English."""
-    parts = [part for part, _ in parts_of(source)]
+    sources = [part for part, _ in parts_of(source)]
+    why = f"{source} is fetched when the run begins." if any(map(is_hub, sources)) else ""
     try:
-        check_sources(parts)
+        check_sources(sources)
     except UserError as error:
-        say(f"{error} Here stands generated English.")
-        return "world"
-    if any(map(is_hub, parts)):
-        say(f"Here stands generated English for {source}, which is fetched when the run begins.")
-        return "world"
-    return source
+        why = str(error)
+    if why:
+        say(f"{why} Here stands generated English.")
+    return "world" if why else source
 
 
 def _outcome(folder: Path) -> str:
@@ -173,14 +168,12 @@ def _outcome(folder: Path) -> str:
     import torch
     from transformers import AutoModelForCausalLM
 
-    with (folder / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = whole_rows(folder / "metrics.csv")
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     with torch.no_grad():
         if not torch.isfinite(model(torch.tensor([[2, 3, 4]])).logits).all():
             raise RuntimeError("The export computes no numbers.")
-    written = sum(int(float(row["written_tokens"])) for row in rows)
     return (
-        f"{len(rows)} steps, {written} tokens written, sampler and trainer agree to "
+        f"{len(rows)} steps, sampler and trainer agree to "
         f"{float(rows[-1]['mismatch_mean']):.1g}, the export loads."
     )

@@ -29,7 +29,7 @@ from models.checkpoints import (
     newest,
     read_state,
 )
-from models.load import inner, merge_adapters, share_kept, start_weights, stored_dtype
+from models.load import merge_adapters, share_kept, start_weights, stored_dtype
 from models.policy import Policy
 from tasks import seen
 from tokens.codec import Codec
@@ -61,8 +61,7 @@ def export(
     run = find.begun(folder, None)["run"]
     code = {name: run.get(name) for name in ("agent", "trust_remote_code")}
     find.check_reach(folder / "config.yaml", code, {"trust_remote_code": True} if trusted else {})
-    if code["agent"]:
-        find.find(code["agent"])
+    find.find(code["agent"] or find.DEFAULT)
     stored = find.begun(folder, None)  # with the settings of a file's agent
     if best and step is not None:
         raise UserError("Give --step or --best, not both.")
@@ -75,20 +74,21 @@ def export(
     else:
         out, adapter = folder / "model", folder / "adapter"
         alone = writing(folder, f"The run {folder}")
+    places = [out, adapter] if find.training_of(stored).lora_rank else [out]
     files.make_folder(out.parent)
-    with alone, files.making_folder(out) as temporary:
-        _write_export(checkpoints(folder)[step], stored, temporary, adapter, dtype)
+    with alone, contextlib.ExitStack() as made:
+        weights = [made.enter_context(files.making_folder(place)) for place in places]
+        _write_export(checkpoints(folder)[step], stored, *weights, dtype=dtype)
         # the questions of this run, and those that what it started from was trained on before
         before = filter(None, (run.get("model") or EMBEDDED, run.get("adapter")))
-        before = map(settings_folder, before)
-        lists = seen.trained_on(folder, before=step), *map(seen.trained_on, before)
-        seen.pass_on(lists, temporary)
-        weights = [path for path in (temporary, adapter) if path.is_dir()]
-        write_card(temporary, stored, folder, step, False, weights)
-        if adapter.is_dir():
-            _copy_about(temporary, adapter)
-            write_card(adapter, stored, folder, step, True, weights)
-        shutil.rmtree(out, ignore_errors=True)
+        lists = map(seen.trained_on, map(settings_folder, before))
+        seen.pass_on([seen.trained_on(folder, before=step), *lists], weights[0])
+        for place in weights:
+            if place is not weights[0]:
+                _copy_about(weights[0], place)
+            write_card(place, stored, folder, step, place is not weights[0], weights)
+        for place in places:
+            shutil.rmtree(place, ignore_errors=True)
     return out
 
 
@@ -102,17 +102,12 @@ def finish(run: Path, folder: Path) -> None:
 
 
 def _copy_about(folder: Path, adapter: Path) -> None:
-    """Give an adapter's folder what a model folder says of its policy, in place of what an earlier
-    export left there."""
-    for name in ABOUT:
-        source, target = folder / name, adapter / name
-        if target.is_dir():
-            shutil.rmtree(target)
-        target.unlink(missing_ok=True)
+    """Give an adapter's folder what a model folder says of its policy."""
+    for source in (folder / name for name in ABOUT):
         if source.is_dir():
-            shutil.copytree(source, target)
+            shutil.copytree(source, adapter / source.name)
         elif source.exists():
-            shutil.copy(source, target)
+            shutil.copy(source, adapter)
 
 
 def _save(model, folder: Path, **settings) -> None:
@@ -123,8 +118,11 @@ def _save(model, folder: Path, **settings) -> None:
         raise OSError(f"{folder} cannot be written ({first_line(error)})") from error
 
 
-def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, dtype: str) -> None:
-    """Fill a model folder from a checkpoint and the settings that its run began with."""
+def _write_export(
+    checkpoint: Path, stored: dict, folder: Path, adapter: Path | None = None, dtype: str = "auto"
+) -> None:
+    """Fill a model folder, and one for adapters, from a checkpoint and the settings that its run
+    began with."""
     run, config = RunConfig(**stored["run"]), find.training_of(stored)
     agent, state = find.make(run.agent or find.DEFAULT, stored["agent"]), read_state(checkpoint)
     # The base weights as in training: of the same type, and quantised on the same kind of
@@ -141,11 +139,9 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load_checkpoint(checkpoint, model, base=base_fingerprints(run, config.lora_rank))
-    if config.lora_rank:
+    if adapter:
         if run.model in PACKAGED:  # the folder that it lies in is this machine's own
-            base = inner(model)
             model.active_peft_config.base_model_name_or_path = run.model
-            base.name_or_path = base.config._name_or_path = run.model  # in peft's README.md
         _save(model, adapter, save_embedding_layers=False)  # else peft asks the hub for the base
         model = merge_adapters(model)
     if rounds and (share := share_kept(start, model)) < KEPT:

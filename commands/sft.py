@@ -29,7 +29,7 @@ from report.metrics import Clock
 from rollout import advance, given, start
 
 KINDS = ("changed", "kept", "answer")  # of turns: the memory changes, it stays, the final turn
-SHARE = 0.1  # of the tasks, for an agent of `also` that names none
+SHARE = "0.1"  # of the tasks, for an agent of `also` that names none
 Shown = tuple[list[Group], list[Row], list[str]]  # demonstrated: one trajectory a group; kinds
 ATTEMPTS, BEYOND = 10, 10**6  # at a step with tasks that can be demonstrated; steps between them
 
@@ -112,11 +112,10 @@ class SFT(GRPO):
         super().__init__(*args, **kwargs)
         codec, window = self.agent.codec, self.agent.window
         self.agents, self.shares = [self.agent], [1.0]
-        for entry in self.config.also:
-            name, _, share = entry.partition("=")
+        for name, share in map(_share, self.config.also):
             self.agents.append(find.make(name, asdict(self.agent.config)).on(codec, window))
-            self.shares.append(_share(entry, share))
-        self.shares[0] -= sum(self.shares[1:])
+            self.shares.append(share)
+            self.shares[0] -= share
         if self.shares[0] <= 0:
             raise UserError("The shares of --also must leave something to the agent itself.")
 
@@ -156,11 +155,8 @@ class SFT(GRPO):
         self.add_times(clock.seconds)
 
     def draw(self, step: int) -> tuple[int, list[Task], Shown]:
-        """Draw a level of the tasks, each as likely as another, and demonstrate a step's tasks.
-
-        Where none of these can be demonstrated, those of a step far beyond the last take their
-        place: not of the next one, which would train on them as well.
-        """
+        """Draw a level, each as likely as another, and demonstrate a step's tasks of it; where none
+        can be, those of a step far beyond the last: the next one trains on its own."""
         rng = random.Random(seed_of(self.config.seed, "level", step))
         level, sizes = rng.randint(0, self.tasks.levels), self.config.tasks_per_step
         n = sizes[min(level, len(sizes) - 1)]
@@ -205,7 +201,7 @@ class SFT(GRPO):
         """
         recompute(inner(self.model), self.config.recompute)
         weights = token_weights(rows, self.config.first_token)
-        sums = dict.fromkeys(("loss", "computed_tokens"), 0.0)
+        sums = {"loss": 0.0, "computed_tokens": 0.0, "tokens": sum(map(len, rows))}
         sums |= {f"n_{kind}": kinds.count(kind) for kind in KINDS}
         sums |= {f"first_{kind}": 0.0 for kind in KINDS}
         for batch in self.passes(rows):
@@ -221,18 +217,14 @@ class SFT(GRPO):
             sizes = [len(rows[i].response_ids) for i in batch.index]
             for i, part in zip(batch.index, logp.detach().split(sizes), strict=True):
                 sums[f"first_{kinds[i]}"] += part[0].exp().item()
-        n = ranks.all_reduce_sum(sums | {"tokens": sum(map(len, rows))})
-        means = {
-            f"first_{k}": n[f"first_{k}"] / n[f"n_{k}"] if n[f"n_{k}"] else math.nan for k in KINDS
-        }
+        sums = ranks.all_reduce_sum(sums)
+        for kind in KINDS:
+            n = sums[f"n_{kind}"]
+            sums[f"first_{kind}"] = sums[f"first_{kind}"] / n if n else math.nan
+        sums["share_saved"] = 1 - sums["computed_tokens"] / sums.pop("tokens")
         norm = self.clip_and_step()
-        self.metrics |= {name: n[name] for name in ("loss", "computed_tokens")} | means
-        self.metrics |= {f"n_{kind}": n[f"n_{kind}"] for kind in KINDS}
-        self.metrics |= {
-            "share_saved": 1 - n["computed_tokens"] / n["tokens"],
-            "grad_norm": norm,
-            "skipped_updates": not math.isfinite(norm),
-        }
+        skipped = not math.isfinite(norm)
+        self.metrics |= sums | {"grad_norm": norm, "skipped_updates": skipped}
 
     def temperature_at(self, level: int) -> float:
         return 1.0
@@ -247,12 +239,13 @@ class SFT(GRPO):
         )
 
 
-def _share(entry: str, share: str) -> float:
-    """Return the share of the tasks that an entry of `also` asks for."""
+def _share(entry: str) -> tuple[str, float]:
+    """Return the agent and the share of the tasks that an entry of `also` names."""
+    name, _, share = entry.partition("=")
     try:
-        value = float(share) if share else SHARE
+        value = float(share or SHARE)
     except ValueError:
         value = math.nan
     if not 0 < value < 1:
         raise UserError(f"--also takes NAME or NAME=SHARE, such as full=0.1, not {entry!r}.")
-    return value
+    return name, value

@@ -230,8 +230,9 @@ class Stream:
         batch = self.order(state.epoch)[state.cursor : done]
         tried = self._try(engine, batch)
         lessons = [] if agent.frozen else [agent.lesson([tried[task.id]]) for task in batch]
-        dtype = {"dtype": self.config.dtype}
-        end = _append(self.rows_path, [_row(agent, tried[task.id]) | dtype for task in batch])
+        end = _append(
+            self.rows_path, [_row(agent, tried[task.id], self.config.dtype) for task in batch]
+        )
         whole, clock = done >= len(self.tasks), f"seconds {agent.epoch + 1}"
         state = State(state.epoch + whole, 0 if whole else done, end, self.settings)
         seconds = (book.noted(clock, float) or 0.0) + time.perf_counter() - start_s
@@ -352,31 +353,29 @@ def _leaks(tasks: Sequence[Work], experiences: Sequence[str]) -> list[str]:
 
 
 NOTED = 1000  # characters of an action, and of what it has brought, in a row
-FOUND = ("confidence", "shown", "pool", "best_sim", "cut", "action")  # how a task was tried
-NOT_TRIED = {
+UNTRIED = {  # what a row says of a task that could not be tried
     "success": False, "reward": -1.0, "steps": 0, "failure": "", "confidence": None, "shown": [],
     "pool": 0, "best_sim": 0.0, "cut": False, "action": "", "experience": "",
 }  # fmt: skip
 
 
-def _row(agent: Agent, trajectory: Trajectory) -> dict:
+def _row(agent: Agent, trajectory: Trajectory, dtype: str) -> dict:
     """Return the row of a task in the agent's epoch."""
-    task, turns = trajectory.task, trajectory.turns
-    tried = NOT_TRIED | (asdict(found) if (found := agent.tried(trajectory)) else {})
+    task, turns, tried = trajectory.task, trajectory.turns, agent.tried(trajectory)
+    known = asdict(tried) if tried else UNTRIED
     acts = [turn.notes for turn in turns if turn.prompt.trained and turn.notes is not None]
     return {
         "epoch": agent.epoch,
         "id": task.id,
         "kind": task.kind,
         "skills": [*task.skills],
-        **{name: tried[name] for name in ("success", "reward", "steps", "failure")},
         "error": trajectory.error,
-        **{name: tried[name] for name in FOUND},
+        **{name: known[name] for name in UNTRIED},
         "interaction": [[clip(act.action, NOTED), clip(act.observation, NOTED)] for act in acts],
-        "experience": tried["experience"],
         "read_tokens": sum(len(turn.prompt_ids) for turn in turns),
         "written_tokens": sum(len(turn.response_ids) for turn in turns),
         "calls": len(turns),
+        "dtype": dtype,
     }
 
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import math
 import shutil
 import threading
 import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 import lightning
@@ -36,7 +34,7 @@ from config.plugins import load_function
 from config.terminal import bar, command_line, next_step, say
 from engines import vllm_colocated
 from engines.open import check_frozen, open_sampler
-from grpo import GRPO, rate_of
+from grpo import GRPO
 from memagent import Agent, Trajectory
 from models import ranks
 from models.checkpoints import base_fingerprints, checkpoints, newest, read_state
@@ -44,10 +42,10 @@ from models.dtypes import check_device
 from models.load import check_architecture, inner, settle_threads
 from models.logprobs import mask_head
 from models.packaged import ready
-from models.policy import LR, Policy, adapt_training, check_stored, divide_adapter, is_large
+from models.policy import LR, Policy, adapt_training, check_stored, divide_adapter
 from report.loggers import logger_class, make_logger
 from report.runlog import RunRecorder, StepCSV
-from report.training import TROUBLES, WATCHED, amiss, troubles, whole_rows
+from report.training import TROUBLES, WATCHED, amiss, troubles
 from rollout import advance
 from rollout import start as begin
 from suites._training import GENERATED, never_trained, training_tasks, validation_tasks
@@ -74,9 +72,7 @@ def check(
     if run.engine == "vllm":
         vllm_colocated.check_settings("1" if run.sleep == "auto" else run.sleep, config.lora_rank)
         if run.device == "mps" or (here and run.device == "cpu" and torch.cuda.is_available()):
-            raise UserError(
-                f"vLLM computes on CUDA's GPU where there is one: leave --device {run.device} out."
-            )
+            raise UserError("vLLM computes on CUDA's GPU where there is one: leave --device out.")
     if min(config.tasks_per_step) < policy.ranks:
         raise UserError(
             f"A step has {min(config.tasks_per_step)} tasks and there are {policy.ranks} ranks: "
@@ -173,61 +169,49 @@ def run_and_report(
 
     run = _name(hub.pinned(run, say))
     folder = files.run_path(run.runs, run.name)
-    if ranks.is_first():
-        n = " to ".join(map(str, sorted({min(config.tasks_per_step), max(config.tasks_per_step)})))
-        each = "shown" if isinstance(config, SFTConfig) else f"each read {config.group_size} times"
-        say(f"Steps: {config.steps}; documents a step: {n}, {each}.")
+    shown = [TrainingPage(folder, run.save_every), TrainingProgress(config.steps, run.data)]
     try:
         with stops.stoppable():
-            progress = TrainingProgress(config.steps, data=run.data)
-            shown = [TrainingPage(folder, run.save_every), progress]
             train(run, config, agent, resume, callbacks=shown)
     except stops.Stopped as stop:
         raise stops.Stopped(stop.number, f"stopped. {_whole(run, config, agent)}") from None
     if not ranks.is_first():  # one of torchrun's other processes
         return
-    if not (folder / "rows.jsonl").exists():  # a demo's folder has the numbers of its evaluation
+    if not _is_demo(folder):
         with reading(folder / "metrics.csv"):
             write_summary(folder / "summary.json", summary(folder))
         finish_report(folder, f"The training is over and whole in {folder}")
+    say(f"The training is in {folder / 'report.html'}.")
     if run.keep_checkpoints:
-        say(f"The policy is in {folder / 'model'}, its training in {folder / 'report.html'}.")
-    else:
-        say(f"Neither checkpoint nor policy was kept; see {folder / 'report.html'}.")
+        say(f"The policy is in {folder / 'model'}.")
     _next(run, config, agent, folder)
 
 
+def _is_demo(folder: Path) -> bool:
+    """Tell whether summary and page of a run are an evaluation's."""
+    return (folder / "rows.jsonl").exists()
+
+
 def _next(run: RunConfig, config: TrainConfig, agent: Agent, folder: Path) -> None:
-    """Say what to do with the policy: train one that is warm or, where no group of the last steps
-    had right and wrong answers, warm it up; else evaluate it on tasks that it has not seen."""
-    base = ("--model", run.model) if run.model not in ("", TINY) else ()
+    """Say what to do with the policy: train one that is warm, else evaluate it on tasks that it has
+    not seen; without either see what was read."""
     named = () if agent.label == find.DEFAULT else ("--agent", agent.name)
     usual = run.data in ("", RunConfig().data)
     unseen = run.data if run.data in GENERATED else run.validation
-    if not run.keep_checkpoints:
-        why, words = "see what it read", ("show", folder)
-    elif isinstance(config, SFTConfig):
+    if run.keep_checkpoints and isinstance(config, SFTConfig):
         kind, place = ("lora", "adapter") if (folder / "adapter").exists() else ("full", "model")
         data = () if usual else ("--data", run.data)
-        settings = ("--lr", LR[kind]) if base else ("--preset", "demo")
+        real = run.model not in ("", TINY)
+        settings = ("--lr", LR[kind]) if real else ("--preset", "demo")
         why, words = "train it with rewards", ("train", "--name", f"{run.name}-grpo")
         words += ("--model", folder / place, *named, *data, *settings)
-    elif "wrong" in troubles(whole_rows(folder / "metrics.csv")):
-        # on generated English, which says where the evidence is
-        why, words = "warm it up, for it is never right", ("sft", "--name", f"{run.name}-warm")
-        words += (*base, *named)
-        if config.lora_rank:
-            words += ("--lora-rank", config.lora_rank)
-        elif base and is_large(run.model):
-            words += ("--lr", LR["sft"])
-    elif usual or unseen:
-        why = "evaluate it on questions that it has not seen"
-        words = ("eval", "--name", f"{run.name}-eval", "--model", folder / "model")
-        words += () if usual else ("--data", unseen)
+    elif run.keep_checkpoints and (usual or unseen):
+        why, words = "evaluate it on unseen questions", ("eval", "--name", f"{run.name}-eval")
+        words += ("--model", folder / "model", *(() if usual else ("--data", unseen)))
         words += ("--agents", f"{agent.name},full") if named else ()
     else:
-        why, words = "see what it read", ("show", folder)
-    next_step(why, *words, runs="runs" if words[0] == "show" else run.runs)
+        return next_step("see what it read", "show", folder)
+    next_step(why, *words, runs=run.runs)
 
 
 def _whole(run: RunConfig, config: TrainConfig, agent: Agent) -> str:
@@ -236,19 +220,19 @@ def _whole(run: RunConfig, config: TrainConfig, agent: Agent) -> str:
     The command repeats what no file may name (`find.check_reach`).
     """
     folder = files.run_path(run.runs, run.name)
+    step, saved = newest(folder), checkpoints(folder)
+    if not (run.keep_checkpoints and (folder / "config.yaml").exists()):
+        return "No step of it is whole, so that there is nothing to go on from."
     words = "sft" if isinstance(config, SFTConfig) else "train", "--resume", "--name", run.name
     runs = () if run.runs == RunConfig().runs else ("--runs", run.runs)
     settings = asdict(run) | asdict(config) | asdict(agent.config) | {"bank": ""}
     reach = " ".join(dict.fromkeys(flag for _, flag, _, _ in find.reach(settings, loaded=True)))
-    again = f"go on with: {command_line(*words, *runs)} {reach}".rstrip()
-    if saved := checkpoints(folder):
-        step = max(saved)
-        return f"Step {step} of {config.steps} is whole in {saved[step]}; {again}"
-    if not run.keep_checkpoints:
-        return "With --keep-checkpoints 0 nothing is left to go on from."
-    if (folder / "config.yaml").exists():
-        return f"No checkpoint is whole yet; {again}"
-    return "Before the end of the first step nothing is trained yet."
+    whole = (
+        f"Step {step} of {config.steps} is whole in {saved[step]}"
+        if saved
+        else "No step is whole yet"
+    )
+    return f"{whole}; go on with: {command_line(*words, *runs)} {reach}".rstrip()
 
 
 # ---------------------------------------------------------------- a run
@@ -269,14 +253,13 @@ def train(
     A run is resumed with the settings that it began with, except those in `find.MAY_CHANGE`, and
     with the same data and code, wherever these files lie now. With more steps it goes on past its
     end, to the same numbers as if it had had them from the beginning (unless the learning rate
-    decays, which goes by the share of the steps, and is said). A UserError before the end of the
-    first step leaves no new folder.
+    decays, which goes by the share of the steps). A UserError before the end of the first step
+    leaves no new folder.
 
     reward: instead of the agent's own. With several devices this process starts one for each and
     waits for them; `callbacks` and `reward` are pickled then. Several machines are started by
     torchrun.
     """
-    silence_lightning()
     find.find(run.agent)
     if resume and run.dtype == "auto":
         began = _began(files.run_path(run.runs, run.name)).get("run", {})
@@ -295,19 +278,6 @@ def train(
         return _train(run, config, agent, *rest)
     with kept(lambda: _whole(run, config, agent)):
         return ranks.launch(_train_rank, run.devices, run, config, asdict(agent.config), *rest)
-
-
-def silence_lightning() -> None:
-    """Hide Lightning's hints about settings that are on purpose here."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="lightning")
-    warnings.filterwarnings("ignore", message=".*is not supported when strategy.*")
-    # a checkpoint of one process
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-    # TensorBoard writes in a thread, whose errors are raised in this one as well
-    threading.excepthook = lambda hook: (
-        None if isinstance(hook.exc_value, OSError) else threading.__excepthook__(hook)
-    )
 
 
 def _name(run: RunConfig) -> RunConfig:
@@ -349,18 +319,12 @@ def _check_same(folder: Path, run: RunConfig, config: TrainConfig, agent: Agent)
     """Refuse to resume a run with other settings, data or code than it began with."""
     changed, same = contents.compare(folder, contents.of_training(run, config, agent))
     settings = find.changed(_began(folder), **_sections(run, config, agent))
-    if wrong := [words for words in settings if words.partition(" ")[0] not in same]:
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise UserError(
-            f"The run {folder} began with other settings ({', '.join(wrong[:3])}{more}): "
-            "leave these out, or give another --name."
-        )
-    if changed:
+    wrong = [words for words in settings if words.partition(" ")[0] not in same]
+    if wrong := wrong + [f"the content of {file}" for file in changed]:
         place = folder / ("adapter" if (folder / "adapter").exists() else "model")
         raise UserError(
-            f"The run {folder} began with another content of {' and '.join(changed)}: put that "
-            f"back, or go on from what it has learnt by another --name and --model {place} (which "
-            f"`export {folder}` writes)."
+            f"The run {folder} began with other settings ({', '.join(wrong)}): leave these as they "
+            f"were, or go on from what it has learnt by another --name and --model {place}."
         )
 
 
@@ -380,78 +344,73 @@ def _train(
     reward: RewardFunction | None,
 ) -> Path:
     """Do one rank's part of a training."""
-    silence_lightning()
-    group = ranks.process_group(policy.on_gpu) if policy.sharded else contextlib.nullcontext()
-    alone = writing(folder, f"The run {folder}") if ranks.is_first() else contextlib.nullcontext()
-    with kept(lambda: _whole(run, config, agent)), alone, group:
+    _silence_lightning()
+    with kept(lambda: _whole(run, config, agent)), contextlib.ExitStack() as open_ones:
+        if ranks.is_first():
+            open_ones.enter_context(writing(folder, f"The run {folder}"))
+        if policy.sharded:
+            open_ones.enter_context(ranks.process_group(policy.on_gpu))
         first = ranks.rank() == 0
         dtype = ranks.all_gather_object(policy.dtype)[0]  # each may have timed a machine of its own
         run, policy = replace(run, dtype=dtype), replace(policy, dtype=dtype)
         module = build(run, config, agent, reward, policy)
-        with contextlib.ExitStack() as open_ones:
-            open_ones.callback(module.engine.close)
-            open_ones.callback(module.agent.close)
-            start = ranks.all_gather_object(newest(folder))[0]
-            if start > config.steps:
-                raise UserError(
-                    f"The run {folder} has done {start} steps already: give --steps {start} or "
-                    "more."
-                )
-            sections = _sections(run, config, agent)
-            read = contents.of_training(run, config, agent) if first else {}
-            note = partial(files.dump, folder / "config.yaml", **sections, **contents.section(read))
-            if start < config.steps:
-                if first:
-                    folder.mkdir(parents=True, exist_ok=resume)
-                    _say_jump(folder, config, start)
-                needs = run, config.lora_rank, getattr(config, "kl", 0)
-                base = ranks.all_gather_object(base_fingerprints(*needs) if first else {})[0]
-                recorder = RunRecorder(
-                    *(folder, run.save_every, run.keep_trajectories, config.steps),
-                    *(run.keep_checkpoints, policy.dtype, note),
-                    # questions of generated English are not kept: its facts are split, and no fact
-                    # that is trained on is ever asked for in an evaluation
-                    questions=run.data not in GENERATED,
-                    base=base,
-                )
-                loggers = _loggers(run, sections, folder, start) if first else False
-                shown = [recorder, *(callbacks if first else ())]
-                _fit(_trainer(run, policy, loggers, shown), module, start, folder, resume)
-            elif first:
+        open_ones.callback(module.engine.close)
+        open_ones.callback(module.agent.close)
+        start = ranks.all_gather_object(newest(folder))[0]
+        if start > config.steps:
+            raise UserError(
+                f"The run {folder} has done {start} steps already: give --steps {start} or more."
+            )
+        sections = _sections(run, config, agent)
+        if first:
+            folder.mkdir(parents=True, exist_ok=resume)
+            if start == config.steps:
                 say(f"Step {start} of {start} is done: a larger --steps goes on.")
-                note()
-                StepCSV(folder / "metrics.csv", start)
-            ranks.barrier()  # vLLM ends the process group when it is closed
-        del module
+            read = contents.section(contents.of_training(run, config, agent))
+        base = base_fingerprints(run, config.lora_rank, getattr(config, "kl", 0)) if first else {}
+        recorder = RunRecorder(
+            folder,
+            run.save_every,
+            run.keep_trajectories,
+            config.steps,
+            run.keep_checkpoints,
+            policy.dtype,
+            begin=lambda: files.dump(folder / "config.yaml", **sections, **read),
+            # questions of generated English are not kept: its facts are split, and no fact
+            # that is trained on is ever asked for in an evaluation
+            questions=run.data not in GENERATED,
+            base=ranks.all_gather_object(base)[0],
+        )
+        loggers = _loggers(run, sections, folder, start) if first else False
+        shown = [recorder, *(callbacks if first else ())]
+        _fit(_trainer(run, policy, loggers, shown), module, start, folder, resume)
+        ranks.barrier()  # vLLM ends the process group when it is closed
+    del module
     if ranks.is_first() and run.keep_checkpoints:  # alone, with the GPU's memory released
         with kept(lambda: _whole(run, config, agent)):
             export(folder, newest(folder), trusted=True)
     return folder
 
 
-def _say_jump(folder: Path, config: TrainConfig, start: int) -> None:
-    """Say by how much the learning rate jumps in a run that goes on after `start` steps, since it
-    falls by the share of the steps and these are others now."""
-    stored = find.begun(folder, None).get(find.section_of(config), {}) if start else {}
-    before = replace(config, steps=stored.get("steps", config.steps))
-    if not math.isclose(rate_of(before, start), rate_of(config, start)):
-        say(
-            f"The learning rate falls by the share of the steps, which were {before.steps}: it "
-            f"jumps from {rate_of(before, start - 1):g} to {rate_of(config, start):g}.",
-            "yellow",
-        )
+def _silence_lightning() -> None:
+    """Hide Lightning's hints about settings that are on purpose here."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+    warnings.filterwarnings("ignore", message=".*is not supported when strategy.*")
+    # a checkpoint of one process
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    # TensorBoard writes in a thread, whose errors are raised in this one as well
+    threading.excepthook = lambda hook: (
+        None if isinstance(hook.exc_value, OSError) else threading.__excepthook__(hook)
+    )
 
 
 def _fit(trainer: lightning.Trainer, module: GRPO, start: int, folder: Path, resume: bool) -> None:
-    """Do the steps from `start` on."""
+    """Do the steps from `start` on, none where all are done."""
     try:
         with stops.waiting():
             trainer.fit(module, range(start, module.config.steps))  # an item a step
-    except (UserError, OSError, stops.Stopped) as error:
-        if module.done_steps and not folder.exists():
-            raise UserError(
-                f"The folder {folder} is gone: bring it back and give --resume, or train anew."
-            ) from error
+    except (UserError, OSError, stops.Stopped):
         if ranks.rank() == 0 and not resume and not module.done_steps:
             shutil.rmtree(folder)  # nothing was learnt: only the mistake would be left
         raise
@@ -516,19 +475,21 @@ class TrainingPage(lightning.Callback):
     def _write(self, running: bool) -> None:
         from report.page import try_report
 
-        # of a demo the page is that of an evaluation
-        if self.folder.exists() and not (self.folder / "rows.jsonl").exists():
+        if self.folder.exists() and not _is_demo(self.folder):
             if why := try_report(self.folder, running):
                 say(why, "red")
 
 
-class TrainingProgress(lightning.Callback):
-    """One bar for the steps, and every `every` steps a line that stays; outside a terminal no bar
-    and a line every step. What goes wrong is said once each time that it begins."""
+LINE_EVERY = 10  # steps, in a terminal
 
-    def __init__(self, steps: int, every: int = 10, data: str = ""):
+
+class TrainingProgress(lightning.Callback):
+    """One bar for the steps, and now and then a line that stays; outside a terminal no bar and a
+    line every step. What goes wrong is said once each time that it begins."""
+
+    def __init__(self, steps: int, data: str = ""):
         """data: what is trained on, of which it is said what no step reaches; "": not said."""
-        self.steps, self.every, self.data = steps, every, data
+        self.steps, self.data = steps, data
         self.last = deque[dict[str, float]](maxlen=WATCHED)  # metrics of steps
         self.known: list[str] = []  # the troubles of the last step
         self.validated: dict[str, float] = {}
@@ -545,33 +506,38 @@ class TrainingProgress(lightning.Callback):
         self.progress.start()
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
-        m, done, shown = module.metrics, module.done_steps, self.progress.console
-        rate = (m["read_tokens"] + m["written_tokens"]) / m["step_s"]
-        note = f"{module.progress.partition('  ')[0]}  {rate:,.0f} tokens/s"
+        m, done, to = module.metrics, module.done_steps, self.progress.console
         if module.validated is not self.validated:
             self.validated = module.validated
             score, n = self.validated["score"], self.validated["n"]
-            self.say(done, f"validation {score:.3f} (n {n} of {len(module.validation)})")
-        if (wrong := amiss(m)) or done % self.every == 0 or not shown.is_terminal:
+            self._print(done, f"validation {score:.3f} (n {n} of {len(module.validation)})")
+        if (wrong := amiss(m)) or done % LINE_EVERY == 0 or not to.is_terminal:
             times = f"rollout {m['rollout_s']:.1f} s", f"update {m['update_s']:.1f} s"
-            self.say(done, *wrong, module.progress, *times)  # what fits, from the left
-        words = []
-        if not self.last and (cut := int(m.get("documents_cut", 0))):
-            words.append(
+            self._print(done, *wrong, module.progress, *times)  # what fits, from the left
+        warnings = [] if self.last else self._of_first_step(module)
+        self.last.append(m)
+        found = troubles([*self.last])
+        for words in warnings + [TROUBLES[kind] for kind in found if kind not in self.known]:
+            say(f"step {done:>4}  {words}", "yellow", to)
+        self.known = found
+        rate = (m["read_tokens"] + m["written_tokens"]) / m["step_s"]
+        note = f"{module.progress.partition('  ')[0]}  {rate:,.0f} tokens/s"
+        self.progress.update(self.task, completed=done, note=note)
+
+    def _of_first_step(self, module) -> list[str]:
+        warnings = []
+        if cut := int(module.metrics.get("documents_cut", 0)):
+            warnings.append(
                 f"{cut} readings leave out a part of their document, by --max-sections or the "
                 "model's window: what stands there is not trained on."
             )
-        if module.samples and not (self.last or module.proofs):
-            words.append("That new weights reach the sampler could not be proven (docs/train.md).")
-        self.last.append(m)
-        found = troubles([*self.last])
-        words += [TROUBLES[kind] for kind in found if kind not in self.known]
-        for each in words:
-            say(f"step {done:>4}  {each}", "yellow", shown)
-        self.known = found
-        self.progress.update(self.task, completed=done, note=note)
+        if module.samples and not module.proofs:
+            warnings.append(
+                "That new weights reach the sampler could not be proven (docs/train.md)."
+            )
+        return warnings
 
-    def say(self, step: int, *parts: str) -> None:
+    def _print(self, step: int, *parts: str) -> None:
         self.progress.print("  ".join((f"step {step:>4}", *parts)))
 
     def on_train_end(self, trainer, module) -> None:

@@ -14,12 +14,13 @@ from commands.card import write_card
 from config.options import EMBEDDED, READER, EvalConfig, RunConfig
 from config.realmodels import PACKAGED, SHIPPED
 from embedded import tiny
+from models.policy import fingerprint
 from report.summary import wilson
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run of one step with adapters and validation."""
+    """A run of one step with adapters and validation, alone in its folder of runs."""
     fields = {"steps": 1, "tasks_per_step": (1,), "group_size": 2, "lora_rank": 2}
     config, _ = find.resolve("demo", EMBEDDED, fields, {})
     run = RunConfig(name="mine", runs=str(tmp_path_factory.mktemp("runs")), lengths=(2,),
@@ -27,8 +28,14 @@ def trained(tmp_path_factory):
     return train.train(run, config, tiny.agent())
 
 
-def evaluation(folder, model, **other):
-    """Write what an evaluation of a model leaves behind, as far as a card reads it.
+@pytest.fixture
+def runs(trained, tmp_path):
+    """A copy of that run, with nothing beside it."""
+    return shutil.copytree(trained, tmp_path / "runs" / "mine")
+
+
+def evaluation(folder, trained, **other):
+    """Write what an evaluation of a run's export leaves behind, as far as a card reads it.
 
     other: what a second cell has instead.
     """
@@ -38,15 +45,25 @@ def evaluation(folder, model, **other):
     cell |= {"n": 8, "mean": 0.5, "low": low, "high": high}
     summary = {"unit": "sections", "metric": "exact", "cells": [cell, cell | other]}
     (folder / "summary.json").write_text(json.dumps(summary))
-    (folder / "config.yaml").write_text(yaml.safe_dump({"eval": {"model": str(model)}}))
+    weights = fingerprint(trained / "model", "torch.float32")
+    sections = {"eval": {"model": str(trained / "model")}, "weights": {"model": f"it {weights}"}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(sections))
 
 
-def test_the_card_says_what_was_trained_how_and_what_is_known_of_it(trained):
-    evaluation(trained.parent / "seen", trained / "model", agent="full", mean=0.25)
-    evaluation(trained.parent / "others", trained.parent / "another")
-    export.export(trained)
+def card_of(trained, tmp_path, **run):
+    """Write a card of the run whose settings are changed; return what it says."""
+    stored = find.begun(trained)
+    stored = stored | {"run": stored["run"] | run}
+    write_card(tmp_path, stored, trained, 1, False, [trained / "model"])
+    return (tmp_path / "README.md").read_text()
+
+
+def test_the_card_says_what_was_trained_how_and_what_is_known_of_it(runs):
+    evaluation(runs.parent / "seen", runs, agent="full", mean=0.25)
+    evaluation(runs.parent / "others", shutil.copytree(runs, runs.parent / "another"))
+    export.export(runs)
     for name, library in (("model", "transformers"), ("adapter", "peft")):
-        found = ModelCard.load(trained / name / "README.md")
+        found = ModelCard.load(runs / name / "README.md")
         data, text = found.data, found.text
         assert (data.library_name, data.license) == (library, "mit")
         assert {"memagent", "grpo"} <= {*data.tags} and data.base_model is None
@@ -59,32 +76,26 @@ def test_the_card_says_what_was_trained_how_and_what_is_known_of_it(trained):
         assert numbers == [("memagent", 0.5, 8), ("full", 0.25, 8)]
         assert "Validation at this step, greedy" in text and "n = 4" in text
         assert "step 1 of 1" in text and "lora_rank 2" in text
-        assert str(trained.parent) not in (trained / name / "README.md").read_text()
+        assert str(runs.parent) not in (runs / name / "README.md").read_text()
 
 
 @pytest.mark.parametrize("wrong", [
-    {"mean": float("nan")}, {"mean": "good"}, {"low": None}, {"temperature": "hot"}, {"n": "x"},
+    {"mean": "good"}, {"low": None}, {"n": "x"}, {"question": ["x"]}, {"length": {}},
 ])  # fmt: skip
-def test_an_evaluation_that_is_damaged_is_left_out_and_said(trained, tmp_path, capsys, wrong):
-    folder = tmp_path / "run"
-    evaluation(tmp_path / "good", folder / "model")
-    evaluation(tmp_path / "damaged", folder / "model", **wrong)
-    write_card(tmp_path, find.begun(trained), folder, 1, adapter=False)
+def test_an_evaluation_that_is_damaged_is_left_out_and_said(runs, tmp_path, capsys, wrong):
+    evaluation(runs.parent / "good", runs)
+    evaluation(runs.parent / "damaged", runs, **wrong)
+    text = card_of(runs, tmp_path)
     assert "damaged/summary.json" in "".join(capsys.readouterr().out.split())
-    text = (tmp_path / "README.md").read_text()
     assert "Evaluation good" in text and "Evaluation damaged" not in text
 
 
 EVIL = "a|b\n---\nlicense: evil\n# big <script>x</script> ![p](http://h/p) `c` **b** \x1b[2J &lt;"
 
 
-def test_texts_of_strangers_are_plain_text(trained, tmp_path):
-    folder = tmp_path / "run"
-    evaluation(tmp_path / "e <b>x", folder / "model", agent=EVIL, question=EVIL)
-    stored = find.begun(trained)
-    stored = stored | {"run": stored["run"] | {"name": EVIL, "data": f"hf:{EVIL},{EVIL}"}}
-    write_card(tmp_path, stored, folder, 1, adapter=False)
-    text = (tmp_path / "README.md").read_text()
+def test_texts_of_strangers_are_plain_text(runs, tmp_path):
+    evaluation(runs.parent / "e <b>x", runs, agent=EVIL, question=EVIL)
+    text = card_of(runs, tmp_path, name=EVIL, data=f"hf:{EVIL},{EVIL}")
     known, body = metadata_load(tmp_path / "README.md"), ModelCard(text).text
     assert known["license"] == "mit" and "\x1b" not in text
     for markup in ("<", "![", "`", "**", "\n# big", "\nlicense", "\n---", "://", "&lt;"):
@@ -101,28 +112,18 @@ def test_every_mark_of_markdown_is_escaped(text, shown):
     assert card.plain(text) == shown
 
 
-def test_a_card_has_no_evaluation_of_an_earlier_export(trained, capsys):
+def test_a_card_has_no_evaluation_of_an_earlier_export(runs, capsys):
     """Which lay at the same path, with the weights of another step."""
-    config = EvalConfig(name="real", runs=str(trained.parent), model=str(trained / "model"), n=1,
+    config = EvalConfig(name="real", runs=str(runs.parent), model=str(runs / "model"), n=1,
                         agents=("memagent",), lengths=(1,), temperatures=(0.0,))  # fmt: skip
     eval.run_suite(config, {"memagent": tiny.agent()})
-    text = trained / "model" / "README.md"
-    export.export(trained)
-    assert "Evaluation real" in text.read_text()
-    weight = trained / "model" / "model.safetensors"
-    whole = weight.read_bytes()
-    write = export._write_export
-
-    def with_others(*args):
-        write(*args)
-        (args[2] / weight.name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        shutil.rmtree(trained / "adapter")
-
+    export.export(runs)
+    assert "Evaluation real" in (runs / "model" / "README.md").read_text()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "_write_export", with_others)
-        export.export(trained)
+        patch.setattr(card, "fingerprint", lambda *_: "another")
+        export.export(runs)
     assert "real/summary.json" in "".join(capsys.readouterr().out.split())
-    assert "Evaluation real" not in text.read_text()
+    assert "Evaluation real" not in (runs / "model" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(("run", "licence", "base"), [
@@ -132,14 +133,11 @@ def test_a_card_has_no_evaluation_of_an_earlier_export(trained, capsys):
     ({"model": "base", "data": "/there/train.jsonl"}, "cc0-1.0", None),
 ])  # fmt: skip
 def test_licence_and_base_are_those_of_what_it_went_on_from(
-    trained, tmp_path, monkeypatch, run, licence, base
+    runs, tmp_path, monkeypatch, run, licence, base
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "README.md").write_text("---\nlicense: cc0-1.0\n---\n\n# base\n")
-    (tmp_path / "out").mkdir()
-    write_card(tmp_path / "out", find.begun(trained) | {"run": run}, tmp_path / "none", 1, True)
-    known = metadata_load(tmp_path / "out" / "README.md")
-    text = (tmp_path / "out" / "README.md").read_text()
+    text, known = card_of(runs, tmp_path, **run), metadata_load(tmp_path / "README.md")
     assert known["license"] == licence and known.get("base_model") == base
-    assert "/there" not in text and "Nothing: no validation" in text
+    assert "/there" not in text

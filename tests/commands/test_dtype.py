@@ -17,7 +17,7 @@ from embedded import tiny
 from memagent import ask
 from models import dtypes
 from models.dtypes import auto_dtype, choose_by_time
-from report.machine import AUTO, NAME, note_machine
+from report.machine import AUTO, NAME
 
 FAST, SLOW = (2.0, 1.0), (1.0, 1.9)  # seconds in float32, and in bfloat16
 AGENT = tiny.agent(memory_tokens=6, final_tokens=6)
@@ -64,16 +64,21 @@ def test_products_of_the_models_own_sizes_are_timed_where_that_decides(
     Path("config.json").write_text(json.dumps(config | {key: "bfloat16"}))
     assert auto_dtype(".", "cpu") == "bfloat16" and timed == [sizes]
     assert auto_dtype(".", "cpu", GRPOConfig(lora_rank=4)) == "bfloat16" and len(timed) == 2
-    # all else hangs on no clock
-    assert auto_dtype(".", "cpu", GRPOConfig()) == "float32"  # all weights are trained
-    assert auto_dtype(".", "cuda") == "bfloat16" and auto_dtype(".", "mps") == "float32"
-    assert auto_dtype(".", "cuda", GRPOConfig()) == "mixed"
-    assert auto_dtype("org/name", "cpu") == "float32"  # on the hub: nothing is fetched to see
-    assert auto_dtype(EMBEDDED, "cpu") == "float32"
-    monkeypatch.setattr(dtypes, "bfloat16_instructions", lambda: [])
-    assert auto_dtype(".", "cpu") == auto_dtype("smollm2", "cpu") == "float32" and len(timed) == 2
-    monkeypatch.setattr(dtypes, "bfloat16_instructions", lambda: ["amx_bf16"])
-    assert auto_dtype("smollm2", "cpu") == "bfloat16" and timed[2:] == [(576, 1536)]
+
+
+@pytest.mark.parametrize(("model", "device", "training", "instructions", "dtype"), [
+    ("m", "cpu", GRPOConfig(), True, "float32"),  # all weights are trained
+    ("m", "cuda", None, True, "bfloat16"), ("m", "mps", None, True, "float32"),
+    ("m", "cuda", GRPOConfig(), True, "mixed"),
+    ("org/name", "cpu", None, True, "float32"),  # on the hub: nothing is fetched to see
+    (EMBEDDED, "cpu", None, True, "float32"), ("m", "cpu", None, False, "float32"),
+    ("smollm2", "cpu", None, False, "float32"),
+])  # fmt: skip
+def test_all_else_hangs_on_no_clock(monkeypatch, model, device, training, instructions, dtype):
+    found = ["amx_bf16"] * instructions
+    monkeypatch.setattr(dtypes, "bfloat16_instructions", lambda: found)
+    monkeypatch.setattr(dtypes, "product_seconds", lambda *_: pytest.fail("it is timed"))
+    assert auto_dtype(model, device, *filter(None, [training])) == dtype
 
 
 def test_the_shortest_of_several_times_counts(monkeypatch, no_clock_chooses_a_dtype):
@@ -103,10 +108,10 @@ def evaluated(length: int, **more) -> Path:
     return eval.run_suite(EvalConfig(**config, device="cpu", **more), {"none": tiny.agent("none")})
 
 
-@pytest.mark.parametrize(("first", "then", "dtype"), [
-    (FAST, SLOW, "bfloat16"), (SLOW, FAST, "float32"),
+@pytest.mark.parametrize(("first", "then", "dtype", "other"), [
+    (FAST, SLOW, "bfloat16", "float32"), (SLOW, FAST, "float32", "bfloat16"),
 ])  # fmt: skip
-def test_an_evaluation_that_goes_on_keeps_the_dtype(processor, first, then, dtype):
+def test_an_evaluation_that_goes_on_keeps_the_dtype(processor, first, then, dtype, other):
     processor(first)
     folder = evaluated(1)
     why = json.loads((folder / NAME).read_text())[AUTO]
@@ -117,8 +122,7 @@ def test_an_evaluation_that_goes_on_keeps_the_dtype(processor, first, then, dtyp
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     assert {row["length"]: row["dtype"] for row in rows} == {1: dtype, 2: dtype}
     assert json.loads((folder / NAME).read_text())[AUTO] == why
-    other = "float32" if dtype == "bfloat16" else "bfloat16"
-    with pytest.raises(UserError, match=f"dtype '{dtype}', not '{other}'"):
+    with pytest.raises(UserError, match="dtype"):
         evaluated(4, dtype=other)
     # what an earlier version has begun: the fingerprint of the weights knows
     edit(folder, "eval", "auto")
@@ -165,9 +169,13 @@ def test_rank_0_decides_for_all(processor, monkeypatch):
 def test_a_stream_that_goes_on_keeps_the_dtype(processor):
     how = dict(suite="bandit", model="m", engine="transformers", n=1, arms=("none",), device="cpu")
     processor(FAST)
-    folder = streamed(name="s", epochs=1, **how)
+    brief = {"act_tokens": 4, "max_steps": 1}
+    folder = streamed(brief, name="s", epochs=1, **how)
     processor(SLOW)
-    assert streamed(name="s", epochs=2, **how) == folder and stored(folder, "stream") == "bfloat16"
+    assert (
+        streamed(brief, name="s", epochs=2, **how) == folder
+        and stored(folder, "stream") == "bfloat16"
+    )
     rows = [json.loads(line) for line in (folder / "none.jsonl").read_text().splitlines()]
     assert [row["dtype"] for row in rows] == ["bfloat16"] * 2
     config = StreamConfig(name="s", **{k: v for k, v in how.items() if k != "suite"})
@@ -183,8 +191,3 @@ def test_a_reading_says_its_dtype(processor):
     Path("a.txt").write_text("Anna toured Oslo.")
     ask("a.txt", "Where is Anna?", model="m", agent="none", name="r", runs="runs")
     assert stored(Path("runs/r"), "ask") == "bfloat16"
-
-
-def test_a_note_without_a_choice_says_nothing_of_it(tmp_path):
-    note_machine(tmp_path)
-    assert AUTO not in json.loads((tmp_path / NAME).read_text())

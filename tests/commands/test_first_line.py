@@ -12,12 +12,10 @@ from typer.testing import CliRunner
 
 import cli
 from agents import find
-from bench import first_line
 from config import machine
 from config.errors import UserError
 from config.options import RunConfig
 
-ROOT = Path(cli.__file__).parent
 NOTES = "Anna reached Oslo. Boris toured Lima."
 AGENT = """
 from memagent import Agent, MemAgent
@@ -138,12 +136,6 @@ def test_a_device_that_is_not_here_is_refused_before_torch_is_asked(tmp_path, mo
     for words in (["train", "--name", "t"], ["eval"], ["ask", "notes.txt", "Who?"]):
         assert "The engine vllm is not installed" in refused(*words, "--engine", "vllm")
     assert not Path("runs").exists()
-
-
-def test_the_bench_times_a_refusal():
-    wall, cpu, text, status = first_line.run("trian", ROOT, whole=True)
-    assert status == 2 and 0 < cpu and 0 < wall and text
-    assert len(first_line.LISTED["mistakes"]) >= 30
 
 
 # ---------------------------------------------------------------- no network

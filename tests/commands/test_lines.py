@@ -15,20 +15,20 @@ import commands.train  # noqa: F401  what the children need is imported once
 
 COLUMNS = 80
 SMALL = "--chunk-tokens 30 --memory-tokens 8 --final-tokens 8".split()
-TRAIN = "train --name t --tasks-per-step 1 --group-size 2 --lengths 1 --validation world".split()
-COMMANDS = {
-    "train": [*TRAIN, *"--save-every 6 --steps 11".split(), *SMALL],
-    "sft": "sft --name s --tasks-per-step 2 --lengths 1 --steps 11".split(),
-    "eval": [*"eval --name e --lengths 1,2 --n 2 --agents memagent,none".split(), *SMALL],
-    "stream": "stream --epochs 2 --name st".split(),
-}
-# what a line of a step, of a cell or of an epoch begins with, and how many there are of it
-LINES = {
-    "train": {r"step +\d+  reward .* update .* s$": 11, r"step +\d+  validation": 2},
-    "sft": {r"step +\d+  loss .* update .* s$": 11},
-    "eval": {r"(memagent|none) T=\d (one_fact|two_hop) [12]  2/2 answers  0:\d\d:\d\d$": 16},
-    "stream": {r"(none|rag|memp|memrl)  \d+/\d+ tasks  0:\d\d:\d\d$": 8},
-}
+TRAIN = "--name t --tasks-per-step 1 --lengths 1 --steps 2".split()
+COMMANDS = {  # and what a line of a step, a cell or an epoch begins with, and how many there are
+    "train --group-size 2 --validation world --save-every 1": (
+        [*TRAIN, *SMALL], {r"step +\d+  reward .* update .* s$": 2, r"step +\d+  validation": 2}
+    ),
+    "sft": (TRAIN, {r"step +\d+  loss .* update .* s$": 2}),
+    "eval --name e --lengths 1,2 --n 2 --agents memagent,none": (
+        SMALL,
+        {r"(memagent|none) T=\d (one_fact|two_hop) [12]  2/2 answers  0:\d\d:\d\d$": 16},
+    ),
+    "stream --epochs 2 --name st": (
+        [], {r"(none|rag|memp|memrl)  \d+/\d+ tasks  0:\d\d:\d\d$": 8}
+    ),
+}  # fmt: skip
 
 
 def shown(words, folder, terminal: bool) -> str:
@@ -66,16 +66,16 @@ def shown(words, folder, terminal: bool) -> str:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_pipe_gets_one_plain_line_a_step_or_cell(command, tmp_path):
-    said = shown(COMMANDS[command], tmp_path, terminal=False)
+    words, patterns = COMMANDS[command]
+    said = shown([*command.split(), *words], tmp_path, terminal=False)
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", said), said
-    lines = said.splitlines()
-    for pattern, n in LINES[command].items():
-        assert len([line for line in lines if re.match(pattern, line)]) == n, said
+    for pattern, n in patterns.items():
+        assert len([line for line in said.splitlines() if re.match(pattern, line)]) == n, said
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_nothing_wraps_in_a_terminal_of_80_columns(command, tmp_path):
-    said = shown(COMMANDS[command], tmp_path, terminal=True)
+    said = shown([*command.split(), *COMMANDS[command][0]], tmp_path, terminal=True)
     assert "\x1b[" in said  # a bar
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said)
     long = [line for line in re.split(r"[\r\n]+", plain) if len(line) > COLUMNS]

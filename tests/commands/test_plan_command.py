@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from test_refusals import refused
 from typer.testing import CliRunner
 
 import cli
@@ -81,10 +82,12 @@ def test_what_does_not_fit_or_is_refused_has_no_command(monkeypatch, words, fits
 
 
 def test_a_model_that_is_not_named_here_is_counted_from_its_config(tmp_path):
+    """A plan needs no weights, a training does."""
     sizes = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96,
                  vocab_size=500)  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | sizes))
     assert "LoRA" in said(f"--model {tmp_path} --gpu-gib 24")
+    assert "model.safetensors" in refused("train", "--name", "t", "--model", tmp_path)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model_type": "llama", "hidden_size": "x"}',

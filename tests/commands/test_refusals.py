@@ -20,28 +20,17 @@ from commands import train
 from commands.dryrun import dry_run
 from config import machine
 from config.errors import UserError
-from config.options import GRPOConfig, RunConfig, without_url
+from config.options import GRPOConfig, RunConfig, settings_of_rows, without_url
 from config.realmodels import check_model
 from dev import keeper
 from embedded import tiny
 from engines.open import check_frozen
-from engines.scripted import ScriptedEngine
-from eval import Conditions, evaluate
-from report.rows import Cell
-from rollout import Sampling
-from suites import ledger
+from eval import Conditions
 from tokens.codec import Codec
 
 GRPO = GRPOConfig(steps=1, tasks_per_step=(2,), group_size=2, warmup=0, kl=0.0)
 CONDITIONS = Conditions()
 DOWN = "openai:http://127.0.0.1:9/v1#m"
-
-
-def said(*words) -> str:
-    """What a command writes that succeeds, in one line."""
-    done = CliRunner().invoke(cli.app, [*map(str, words)])
-    assert done.exit_code == 0, done.output
-    return " ".join(done.stdout.split())
 
 
 def refused(*words) -> str:
@@ -107,47 +96,24 @@ def test_vllm_is_refused_where_it_loses_the_weights_from_before(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_plan_needs_no_weights_and_training_does(tmp_path):
-    sizes = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96,
-                 vocab_size=500)  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | sizes))
-    assert "fits" in said("plan", "--model", tmp_path, "--gpu-gib", 24)
-    assert "model.safetensors" in refused("train", "--name", "t", "--model", tmp_path)
-
-
 # ---------------------------------------------------------------- a server that moves
 
 
 def test_only_the_url_of_a_served_model_may_change():
-    def differs(before, after):
-        config = replace(keeper.agent().config, embedder=after)
-        return bool(find.changed({"agent": {"embedder": before}}, agent=config))
+    """Neither a run that goes on nor rows hang on it."""
+    here, usual = "openai:http://127.0.0.1:8000/v1#org/m", keeper.agent().config
 
-    here = "openai:http://127.0.0.1:8000/v1#org/m"
+    def differs(before, after):
+        now, was = replace(usual, embedder=after), replace(usual, embedder=before)
+        rows = settings_of_rows(now, "") != settings_of_rows(was, "")
+        assert rows is bool(find.changed({"agent": {"embedder": before}}, agent=now))
+        return rows
+
     for same in (here, "openai:https://other.example/api#org/m"):
         assert not differs(here, same) and not differs(same, here)
     for other in ("openai:http://127.0.0.1:8000/v1#m", "hf:org/m", "hash:256", ""):
         assert differs(here, other) and differs(other, here)
     assert without_url(None) is None and without_url(3) == 3 and without_url("#m") == "#m"
-
-
-def test_a_moved_embedder_leaves_rows_as_they_are(tmp_path):
-    asked = []
-
-    def rows_of(embedder):
-        engine = ScriptedEngine(Codec(keeper.make_tokenizer()), lambda p: asked.append(p) or "Oslo")
-        agent = keeper.agent(embedder=embedder)
-        tasks = [*ledger.make_questions(0, 2, 5)]
-        with engine.awake():
-            return evaluate(engine, agent, tasks, Sampling(0.0), Cell("a", "", "", 5),
-                            tmp_path / "rows", CONDITIONS)  # fmt: skip
-
-    rows = rows_of("openai:http://a/v1#m")
-    n = len(asked)
-    assert rows_of("openai:http://b:9/v2#m") == rows and len(asked) == n > 0
-    assert json.loads((tmp_path / "rows").read_text().splitlines()[0]) in rows
-    rows_of("openai:http://a/v1#n")
-    assert len(asked) == 2 * n
 
 
 # ---------------------------------------------------------------- before torch is loaded
@@ -312,18 +278,17 @@ def test_what_needs_no_torch_is_refused_without_it(tmp_path):
 # ---------------------------------------------------------------- standard output
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "latin-1", "ascii:strict", "utf-8:strict"])
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8:strict"])
 def test_letters_that_cannot_be_encoded_are_replaced(encoding):
     done = python("-c", PIPED, env=os.environ | {"PYTHONIOENCODING": encoding})
     assert done.returncode == 0 and b"Bern" in done.stdout and not done.stderr
     assert b"--group-size" in done.stdout
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["plan", "--model", "smollm2"]])
-def test_a_pipe_that_is_closed_ends_a_command_without_a_traceback(words):
+def test_a_pipe_that_is_closed_ends_a_command_without_a_traceback():
     out, end = os.pipe()
     os.close(out)
-    command = [sys.executable, "cli.py", *words]
+    command = [sys.executable, "cli.py", "plan", "--model", "smollm2"]
     root = Path(cli.__file__).parent
     done = subprocess.run(command, cwd=root, stdout=end, stderr=subprocess.PIPE)
     os.close(end)

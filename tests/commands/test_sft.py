@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from conftest import random_policy
+from conftest import obvious_logprobs, random_policy
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -19,16 +19,14 @@ from cli import app
 from commands import train
 from commands.sft import SFT, chosen_turns, deal, demonstration, kind_of, token_weights
 from config.errors import UserError
-from config.options import EMBEDDED, GRPOConfig, RunConfig, SFTConfig
+from config.options import GRPOConfig, RunConfig, SFTConfig
 from data import Pool, Task, stands_in
 from embedded import tiny
 from engines.hf import TransformersEngine
 from memagent import NO_MEMORY
-from models.checkpoints import validations
 from models.load import load_model
 from models.logprobs import Row, mask_head
-from rollout import Sampling, rollout
-from suites._training import parts_of, validation_tasks
+from suites._training import parts_of
 from tasks import worlds
 from tokens.trie import build_trie
 
@@ -93,25 +91,31 @@ def test_notes_are_the_answer_or_the_name_that_leads_to_it():
     )
     assert [words for words, _ in task.notes] == ["Nora Berg", "Lima"]
     # nothing to copy: yes and no, or evidence that is not known
-    for answer in ("yes", "No"):  # what compares two paragraphs stands in neither
-        assert passages(["It is so: yes. No, he said."], answer=answer).notes == ()
-    assert passages(["Eve is known in Lima."], answer="no").notes == ()
-    assert passages(["Eve is known in Lima."], answer="now").notes == ()  # whole words
+    for text, answer in (
+        ("It is so: yes. No, he said.", "yes"), ("It is so: yes. No, he said.", "No"),
+        ("Eve is known in Lima.", "no"), ("Eve is known in Lima.", "now"),  # whole words
+    ):  # fmt: skip
+        assert passages([text], answer=answer).notes == ()
     assert replace(task, gold=()).notes == ()
 
 
-def test_words_count_only_where_the_passage_has_them():
-    passage = "In 1922 the bridge of Lima was opened by Nora Berg."
-    assert stands_in("1922", passage, f"Document 2:\n{passage}")
-    assert stands_in("1922", passage, "In 1922 the bridge of Lima was")  # the section ends here
-    assert stands_in("Nora Berg", passage, "of Lima was opened by Nora Berg.")  # or begins
-    assert not stands_in("1922", passage, "Born in 1922, she wrote.")
-    assert not stands_in("1922", passage, "In 1922 she wrote.")  # too little of the passage
-    assert not stands_in("1922", passage, "the bridge of Lima was opened by Nora Berg.")
-    short = "Nora Berg died in Lima."  # no words of it have 20 characters on a side: all of it
-    assert stands_in("Lima", short, f"She wrote. {short} Otto")
-    assert not stands_in("Lima", short, "A man was born in Lima.")
-    assert not stands_in("Nora Berg", short, "Nora Berg was a singer.")
+PASSAGE, SHORT = "In 1922 the bridge of Lima was opened by Nora Berg.", "Nora Berg died in Lima."
+
+
+@pytest.mark.parametrize(("words", "passage", "section", "there"), [
+    ("1922", PASSAGE, f"Document 2:\n{PASSAGE}", True),
+    ("1922", PASSAGE, "In 1922 the bridge of Lima was", True),  # the section ends here
+    ("Nora Berg", PASSAGE, "of Lima was opened by Nora Berg.", True),  # or begins
+    ("1922", PASSAGE, "Born in 1922, she wrote.", False),
+    ("1922", PASSAGE, "In 1922 she wrote.", False),  # too little of the passage
+    ("1922", PASSAGE, "the bridge of Lima was opened by Nora Berg.", False),
+    # no words of it have 20 characters on a side: all of it
+    ("Lima", SHORT, f"She wrote. {SHORT} Otto", True),
+    ("Lima", SHORT, "A man was born in Lima.", False),
+    ("Nora Berg", SHORT, "Nora Berg was a singer.", False),
+])  # fmt: skip
+def test_words_count_only_where_the_passage_has_them(words, passage, section, there):
+    assert stands_in(words, passage, section) is there
 
 
 def test_a_task_that_cannot_be_demonstrated_has_no_demonstration(codec):
@@ -136,33 +140,36 @@ def test_turns_that_keep_the_memory_are_thinned_out(codec):
 # ---------------------------------------------------------------- the update
 
 
-def test_the_gradient_is_that_of_the_weighted_log_likelihood(codec, monkeypatch):
+def module_of(codec, agent=AGENT, tasks=None, **config):
+    """Return a training of demonstrations on a random policy."""
     model = random_policy(codec)
-    config = SFTConfig(steps=1, tasks_per_step=(4,), others=2, lr=0.0, grad_clip=1e9)
-    tasks = list(worlds.make_tasks(0, 4, 4, "one_fact"))
-    module = SFT(model, TransformersEngine(model, codec), AGENT, None, config)
+    return SFT(model, TransformersEngine(model, codec), agent, tasks, SFTConfig(**config))
+
+
+def test_the_gradient_is_that_of_the_weighted_log_likelihood(codec, monkeypatch):
+    module = module_of(codec, steps=1, tasks_per_step=(4,), others=2, lr=0.0, grad_clip=1e9)
     turns = [
         turn
-        for task in tasks
+        for task in worlds.make_tasks(0, 4, 4, "one_fact")
         for turn in chosen_turns(shown(codec, task), 2, random.Random(task.id))
     ]
     rows = [Row(turn.prompt_ids, turn.response_ids, turn.logprobs, 1.0) for turn in turns]
     monkeypatch.setattr(module, "manual_backward", lambda loss: loss.backward())
     monkeypatch.setattr(module, "clip_and_step", lambda: 0.0)
-    module.metrics = {}
-    module.update(rows, [kind_of(turn.prompt, turn.response) for turn in turns])
-    ours = {name: p.grad.clone() for name, p in model.named_parameters()}
-    model.zero_grad()
-    loss = 0.0
-    for row, weights in zip(rows, token_weights(rows, 6.0), strict=True):
-        ids = torch.tensor([row.prompt_ids + row.response_ids])
-        logp = torch.log_softmax(model(input_ids=ids).logits[0], -1)
-        for k, (token, weight) in enumerate(zip(row.response_ids, weights, strict=True)):
-            loss = loss - weight * logp[len(row.prompt_ids) + k - 1, token]
+    of = [kind_of(turn.prompt, turn.response) for turn in turns]
+    module.update(rows, of)
+    ours = {name: p.grad.clone() for name, p in module.model.named_parameters()}
+    module.model.zero_grad()
+    loss, first = 0.0, {kind: [] for kind in of}
+    for row, kind, weights in zip(rows, of, token_weights(rows, 6.0), strict=True):
+        logp = obvious_logprobs(module.model, row)
+        loss = loss - torch.tensor(weights) @ logp
+        first[kind].append(logp[0].exp().item())
     loss.backward()
     assert module.metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
-    assert max(p.grad.abs().max() for p in model.parameters()) > 1e-3
-    for name, p in model.named_parameters():
+    for kind, sure in first.items():
+        assert module.metrics[f"first_{kind}"] == pytest.approx(sum(sure) / len(sure), rel=1e-4)
+    for name, p in module.model.named_parameters():
         assert torch.allclose(ours[name], p.grad, atol=1e-6), name
 
 
@@ -190,7 +197,7 @@ def settings(runs, model, **fields):
     )  # fmt: skip
 
 
-LORA = SFTConfig(steps=3, tasks_per_step=(4,), lr=3e-2, warmup=1, lora_rank=4, decay_from=1.0)
+LORA = SFTConfig(steps=2, tasks_per_step=(4,), lr=3e-2, warmup=1, lora_rank=4, decay_from=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -200,9 +207,9 @@ def warm(weak, tmp_path_factory):
 
 def test_a_warm_start_lowers_the_loss_resumes_and_exports(tmp_path, weak, warm, codec):
     losses = [float(row["loss"]) for row in rows_of(warm)]
-    assert losses[-1] < losses[0] - 0.2
+    assert losses[-1] < losses[0]
     assert {"first_changed", "first_kept", "first_answer"} <= rows_of(warm)[0].keys()
-    assert find.begun(warm)["sft"]["steps"] == 3
+    assert find.begun(warm)["sft"]["steps"] == 2
     with gzip.open(warm / "trajectories.jsonl.gz", "rt") as file:  # what was shown is right
         assert {json.loads(line)["reward"] for line in file} == {1.0}
     part = settings(tmp_path, weak, name="part")
@@ -214,18 +221,6 @@ def test_a_warm_start_lowers_the_loss_resumes_and_exports(tmp_path, weak, warm, 
     ids = torch.tensor([codec.encode("Anna joined Boris.")])
     exported, base = (load_model(folder, device="cpu") for folder in (warm / "model", weak))
     assert not torch.allclose(exported(ids).logits, base(ids).logits, atol=1e-3)
-
-
-def test_a_validation_grades_the_models_own_greedy_answers(tmp_path, codec):
-    """What is demonstrated would all be right."""
-    run = settings(tmp_path, EMBEDDED, name="v", validation="world", validation_n=12)
-    config = SFTConfig(steps=1, tasks_per_step=(2,), lr=1e-3, warmup=0, lora_rank=4)
-    folder = train.train(run, config, AGENT)
-    engine = TransformersEngine(load_model(folder / "model", device="cpu"), codec)
-    done = rollout(engine, AGENT, ((task, 0) for task in validation_tasks(run)), Sampling(0.0))
-    (row,) = validations(folder)
-    assert (row["step"], row["n"]) == (1, 12) and 0 < row["score"] < 1
-    assert row["score"] == pytest.approx(sum(map(AGENT.reward, done)) / 12, abs=1e-6)
 
 
 def test_reinforcement_learning_goes_on_from_the_adapters(tmp_path, weak, warm, codec):
@@ -257,7 +252,7 @@ def test_a_warm_start_is_not_resumed_by_train(warm):
 
 @pytest.mark.parametrize("more", [
     ("--agent", "rememr1"),  # shows nothing
-    ("--also", "full=2"), ("--also", "nobody"), ("--mistakes", "2"), ("--data", "none.json"),
+    ("--also", "full=2"), ("--mistakes", "2"),
 ])  # fmt: skip
 def test_a_mistake_leaves_no_folder(tmp_path, weak, more):
     usual = f"sft --model {weak} --steps 1 --tasks-per-step 2 --runs {tmp_path} --name b".split()
@@ -268,28 +263,22 @@ def test_a_mistake_leaves_no_folder(tmp_path, weak, more):
 @pytest.mark.parametrize("end", [1, None])
 def test_a_model_that_names_its_end_in_its_config_alone_learns_that_one(tmp_path, weak, end):
     """A base model with no chat template, and with no eos_token in its tokenizer."""
-    base = tmp_path / "base"
-    shutil.copytree(weak, base)
+    base = shutil.copytree(weak, tmp_path / "base")
     (base / "chat_template.jinja").unlink(missing_ok=True)
-    for name, key in (
-        ("tokenizer_config", "eos_token"), ("generation_config", "eos_token_id"),
-        ("tokenizer_config", "chat_template"), ("config", "eos_token_id"),
-    ):  # fmt: skip
-        if (path := base / f"{name}.json").exists():
-            kept = json.loads(path.read_text())
+    for path in base.glob("*config.json"):
+        kept = json.loads(path.read_text())
+        for key in ("eos_token", "eos_token_id", "chat_template"):
             kept.pop(key, None)
-            path.write_text(json.dumps(kept | ({key: end} if name == "config" and end else {})))
-    run = RunConfig(name="a", runs=str(tmp_path), model=str(base), lengths=(2,), device="cpu")
+        more = {"eos_token_id": end} if end and path.name == "config.json" else {}
+        path.write_text(json.dumps(kept | more))
+    run = settings(tmp_path, base, name="a")
     if end is None:
         for config in (SFTConfig(), GRPOConfig()):
-            with pytest.raises(UserError, match="names a token that ends a response"):
+            with pytest.raises(UserError, match="eos_token_id"):
                 train.train(run, config, AGENT)
         assert not (tmp_path / "a").exists()
         return
-    agent, (task,) = (
-        train.build(run, SFTConfig(), AGENT).agent,
-        worlds.make_tasks(0, 1, 2, "one_fact"),
-    )
+    agent, task = train.build(run, SFTConfig(), AGENT).agent, worlds.make_task("a", 2, "one_fact")
     assert all(turn.response_ids[-1] == end for turn in demonstration(agent, task).turns)
 
 
@@ -334,12 +323,11 @@ class Dull:
 
 
 def test_a_step_that_cannot_be_demonstrated_takes_other_tasks(codec):
-    model = random_policy(codec)
-    config = SFTConfig(tasks_per_step=(2, 3, 4), mistakes=0.0)
-    module = SFT(model, TransformersEngine(model, codec), AGENT, Dull(), config)
-    levels = set()
-    for step in range(40):
+    module = module_of(codec, tasks=Dull(), tasks_per_step=(2, 3, 4), mistakes=0.0)
+    levels, drawn = set(), {}
+    for step in range(20):
         level, tasks, (groups, rows, kinds) = module.draw(step)
+        assert drawn.setdefault((level, tasks[0].id), step) == step  # no other step trains on them
         assert len(groups) == len(tasks) == level + 2 and len(rows) == len(kinds) > 0
         assert all(len(group.trajectories[0].turns) > level for group in groups)
         assert module.draw(step)[1] == tasks  # so that a resumed run draws the same
@@ -351,9 +339,8 @@ def test_a_step_that_cannot_be_demonstrated_takes_other_tasks(codec):
 
 
 def test_a_mistake_does_not_hold_what_is_to_be_noted(codec):
-    model = random_policy(codec)
     agent = tiny.agent(chunk_tokens=80, memory_tokens=32, final_tokens=40)
-    module = SFT(model, TransformersEngine(model, codec), agent, None, SFTConfig(mistakes=1.0))
+    module = module_of(codec, agent, mistakes=1.0)
     for wrong, mistaken in (("New York", False), ("Oslo", True), ("Yorkshire", True)):
         pool = Pool(["a", "b"], ["Nothing is here. " * 6, "Anna was born in York, far."])
         task = Task("t", "Where?", ("York",), pool=pool, order=(0, 1), gold=(1,))
@@ -364,17 +351,15 @@ def test_a_mistake_does_not_hold_what_is_to_be_noted(codec):
 
 
 def test_several_agents_share_the_tasks(codec):
-    model = random_policy(codec)
-    config = SFTConfig(also=("full=0.25",), mistakes=0.0)
-    module = SFT(model, TransformersEngine(model, codec), AGENT, None, config)
-    tasks = list(worlds.make_tasks(0, 200, 2, "one_fact"))
+    module = module_of(codec, also=("full=0.25",), mistakes=0.0)
     whole = sum(
         len(module.demonstrate(task, task, random.Random(k)).turns) == 1
-        for k, task in enumerate(tasks)
+        for k, task in enumerate(worlds.make_tasks(0, 200, 2, "one_fact"))
     )
     assert 30 < whole < 72
-    with pytest.raises(UserError, match="must leave something"):
-        SFT(model, module.engine, AGENT, None, SFTConfig(also=("full=0.6", "none=0.5")))
+    for wrong in (("full=0.6", "none=0.5"), ("full=2",), ("full=x",), ("nobody",)):
+        with pytest.raises(UserError):
+            module_of(codec, also=wrong)
 
 
 def test_weights_sum_to_one_and_first_tokens_weigh_more():

@@ -2,16 +2,14 @@
 
 import contextlib
 import json
-import os
 import shutil
 import signal
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from conftest import calls_of, forked
 from hashes import Hashes
+from test_endpoint import Server
 from typer.testing import CliRunner
 
 import cli
@@ -22,7 +20,6 @@ from commands.report import report
 from commands.stream import Stream, _leaks, outcome_of, run_stream
 from config import files
 from config.errors import ServerFailed, UserError
-from config.locks import writing
 from config.options import StreamConfig
 from engines.rehearsed import RehearsedEngine
 from memagent import Finish
@@ -123,18 +120,20 @@ def test_order_is_a_function_of_seed_and_epoch(tmp_path):
     assert first == again != other and sorted(first) == sorted(other)
 
 
-def test_a_leak_is_the_whole_solution_and_no_common_word():
-    def task(*solution):
-        return Work("t", "q", (), text="", solution=solution)
+STORED = "Action: go to desk 1 Result: .. Action: take mug 1 from desk 1 Action: look"
+STEPS = "go to desk 1", "take mug 1 from desk 1"
+SQL = "I ran\n```SQL\nselect a\n from b_c\n```\nand it was right"
 
-    stored = ["Action: go to desk 1 Result: .. Action: take mug 1 from desk 1 Action: look", "left"]
-    assert not _leaks([task("left"), task("C"), task()], stored)  # too short to be looked for
-    steps = "go to desk 1", "take mug 1 from desk 1"
-    assert _leaks([task(*steps, "look")], stored) == ["t"]
-    assert not _leaks([task(*steps, "put mug 1 in bin 1")], stored)
-    assert _leaks([task("Take MUG 1\nfrom desk 1")], stored) == ["t"]
-    sql = "I ran\n```SQL\nselect a\n from b_c\n```\nand it was right"
-    assert _leaks([task("```sql\nSELECT a FROM b_c;\n```", "Answer: done")], [sql]) == ["t"]
+
+@pytest.mark.parametrize(("solution", "stored", "leaks"), [
+    (["left"], "left", False), (["C"], STORED, False), ([], STORED, False),  # too short
+    ([*STEPS, "look"], STORED, True), ([*STEPS, "put mug 1 in bin 1"], STORED, False),
+    (["Take MUG 1\nfrom desk 1"], STORED, True),
+    (["```sql\nSELECT a FROM b_c;\n```", "Answer: done"], SQL, True),
+])  # fmt: skip
+def test_a_leak_is_the_whole_solution_and_no_common_word(solution, stored, leaks):
+    task = Work("t", "q", (), text="", solution=tuple(solution))
+    assert _leaks([task], [stored]) == ["t"] * leaks
 
 
 # ---------------------------------------------------------------- it goes on, or is refused
@@ -160,16 +159,18 @@ def test_more_epochs_go_on_to_the_same_numbers_and_other_settings_do_not(tmp_pat
             done("parts")
         assert path.read_text() == wrong
     path.write_text(stored)
-    with contextlib.closing(Bank(parts / "memrl.db", BankConfig())) as bank:
-        good = bank.noted(stream.STATE)
-        for state in (good | {"settings": "x"}, good | {"bytes": "1"}, {}):
-            bank.note(stream.STATE, state)
-            bank.close()
-            with pytest.raises(UserError):
-                done("parts")
-            bank = Bank(parts / "memrl.db", BankConfig())
-        bank.note(stream.STATE, good)
-        bank.close()
+
+    def note(change):
+        with contextlib.closing(Bank(parts / "memrl.db", BankConfig())) as bank:
+            before = bank.noted(stream.STATE)
+            bank.note(stream.STATE, change(before))
+            return before
+
+    for change in ({"settings": "x"}, {"bytes": "1"}, {"more": 1}):
+        good = note(lambda state, change=change: state | change)
+        with pytest.raises(UserError):
+            done("parts")
+        note(lambda state, good=good: good)
     rows.write_bytes(rows.read_bytes()[:100])
     with pytest.raises(UserError, match=r"memrl\.jsonl"):
         done("parts")
@@ -235,14 +236,6 @@ def test_broken_off_at_every_transaction_in_turn_the_numbers_are_the_same(
             crashes += 1
     assert crashes == 10  # of each arm the beginning, and two batches in each of two epochs
     assert numbers(tmp_path / "broken") == numbers(tmp_path / "whole")
-
-
-def test_a_folder_has_one_writer(tmp_path):
-    folder = run_stream(short(tmp_path, epochs=1), {})
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with writing(folder, "It"), pytest.raises(UserError, match=str(os.getpid())):
-        run_stream(short(tmp_path, epochs=2), {})
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 # ---------------------------------------------------------------- what fails counts as failed
@@ -454,12 +447,6 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch, wor
     assert "Traceback" not in result.output and not [*tmp_path.iterdir()]
 
 
-def test_the_page_of_a_stream_by_embeddings_is_written_anew_without_the_embedder(tmp_path):
-    folder = run_stream(short(tmp_path, epochs=1), {"retrieve": "dense", "embedder": "hash:64"})
-    (folder / "report.html").unlink()
-    assert report(folder).exists()
-
-
 # ---------------------------------------------------------------- models, here and behind a server
 
 
@@ -478,54 +465,28 @@ def test_a_model_works_on_tasks(tmp_path):
 WRONG, LESSONS = "own-3", ("Steps:", "Reflection:")  # the task that is never solved; cues
 
 
-@contextlib.contextmanager
-def served():
-    """Yield the address of a server, and the conversations that it was sent."""
-    sent = []
-
-    def answer(messages: list[dict]) -> str:
-        """Act as the known solution of the task that the conversation began with."""
-        said = messages[0]["content"]
-        if said.endswith(LESSONS):
-            return "Look at the table first."
+def reply(body: dict) -> dict:
+    """Act as the known solution of the task that the conversation began with."""
+    messages = body["messages"]
+    said = messages[0]["content"]
+    if said.endswith(LESSONS):
+        text = "Look at the table first."
+    else:
         (task,) = [t for t in Databases().tasks() if said.endswith(f"Task:\n{t.question}\n")]
         step = sum(message["role"] == "assistant" for message in messages)
-        return "Answer: []" if task.id == WRONG else task.solution[step]
-
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_): ...
-
-        def do_GET(self):
-            self.send({"data": [{"id": "m"}]})
-
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            sent.append(body["messages"])
-            message = {"role": "assistant", "content": answer(body["messages"])}
-            self.send({"choices": [{"message": message, "finish_reason": "stop"}],
-                       "usage": {"prompt_tokens": 70, "completion_tokens": 7}})  # fmt: skip
-
-        def send(self, reply: dict):
-            raw = json.dumps(reply).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(raw)))
-            self.end_headers()
-            self.wfile.write(raw)
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{http.server_port}/v1", sent
-    finally:
-        http.shutdown()
-        http.server_close()
+        text = "Answer: []" if task.id == WRONG else task.solution[step]
+    message = {"role": "assistant", "content": text}
+    return {"choices": [{"message": message, "finish_reason": "stop"}]}
 
 
-def test_a_server_of_messages_works_on_tasks_turn_by_turn(tmp_path):
+def test_a_server_of_messages_works_on_tasks_turn_by_turn(tmp_path, codec):
     words = "--suite llb-db --arms none,memrl --epochs 2 --batch 8 --chat --delta 0"
-    with served() as (url, sent):
-        command = ["stream", "--runs", str(tmp_path), "--endpoint", url, *words.split()]
-        result = CliRunner().invoke(cli.app, command)
+    server = Server(codec, ids=False)
+    server.always = reply
+    command = ["stream", "--runs", str(tmp_path), "--endpoint", server.url, *words.split()]
+    result = CliRunner().invoke(cli.app, command)
+    server.stop()
+    sent = [body["messages"] for body in server.bodies]
     assert result.exit_code == 0 and "No model" not in result.output, result.output
     acts = [m for m in sent if not m[0]["content"].endswith(LESSONS)]
     for messages in acts:

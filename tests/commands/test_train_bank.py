@@ -37,43 +37,41 @@ def content(path) -> tuple:
         return bank.entries(), bank.events(), bank.digest
 
 
+def learner(path=""):
+    return find.make(find.learner().name, READING | {"bank": str(path)})
+
+
+def settings(model, runs, name, **fields) -> tuple[RunConfig, GRPOConfig]:  # noqa: F811
+    run = RunConfig(
+        name=name, runs=str(runs), model=str(model), agent=find.learner().name, device="cpu",
+        lengths=(1, 2), **fields,
+    )  # fmt: skip
+    own = dict(steps=STEPS, tasks_per_step=(TASKS,), group_size=MEMBERS, lr=1e-2, in_flight=4)
+    return run, GRPOConfig(**own)
+
+
 @pytest.fixture
-def calls(monkeypatch) -> list[str]:
-    """What is asked of banks, in order."""
-    found = []
+def watched(model, tmp_path, monkeypatch):  # noqa: F811
+    """What a training has asked of its bank, in order; the groups of every step with the rows that
+    are trained on; and the bank's file."""
+    calls, steps, real = [], [], grpo.training_rows
 
     def counted(name, real):
-        return lambda self, *args, **kwargs: found.append(name) or real(self, *args, **kwargs)
+        return lambda self, *args, **kwargs: calls.append(name) or real(self, *args, **kwargs)
+
+    def recorded(groups, *rest):
+        steps.append((groups, real(groups, *rest)))
+        return steps[-1][1]
 
     for name in ("retrieve", "feedback", "write"):
         monkeypatch.setattr(Bank, name, counted(name, getattr(Bank, name)))
-    return found
-
-
-@pytest.fixture
-def steps(monkeypatch) -> list[tuple]:
-    """The groups of every step, and the rows that are trained on."""
-    found, real = [], grpo.training_rows
-
-    def recorded(groups, *rest):
-        found.append((groups, real(groups, *rest)))
-        return found[-1][1]
-
     monkeypatch.setattr(grpo, "training_rows", recorded)
-    return found
+    train.train(*settings(model, tmp_path, "r"), learner(tmp_path / "bank.db"))
+    return calls, steps, tmp_path / "bank.db"
 
 
-def test_a_group_retrieves_once_feeds_back_once_and_leaves_one_entry(
-    model, tmp_path, calls, steps  # noqa: F811
-):  # fmt: skip
-    path = tmp_path / "bank.db"
-    given = READING | dict(
-        model=model, runs=tmp_path, name="r", bank=path, device="cpu", lengths="1,2", lr=1e-2,
-        steps=STEPS, tasks_per_step=TASKS, group_size=MEMBERS,
-    )  # fmt: skip
-    words = (f"--{name.replace('_', '-')}={value}" for name, value in given.items())
-    result = CliRunner().invoke(cli.app, ["train", "--agent", find.learner().name, *words])
-    assert result.exit_code == 0, result.output
+def test_a_group_retrieves_once_feeds_back_once_and_leaves_one_entry(watched):
+    calls, steps, path = watched
     # both groups of a step retrieve before either teaches anything
     assert calls == STEPS * [*TASKS * ["retrieve"], *TASKS * ["feedback", "write"]]
     entries, events, _ = content(path)
@@ -91,23 +89,9 @@ def test_a_group_retrieves_once_feeds_back_once_and_leaves_one_entry(
     assert sum(expected.values()) >= 2 * (STEPS - 1) * TASKS  # two or more a group
 
 
-def learner(path=""):
-    return find.make(find.learner().name, READING | {"bank": str(path)})
-
-
-def settings(model, runs, name, **fields) -> tuple[RunConfig, GRPOConfig]:  # noqa: F811
-    run = RunConfig(
-        name=name, runs=str(runs), model=str(model), agent=find.learner().name, device="cpu",
-        lengths=(1, 2), **fields,
-    )  # fmt: skip
-    own = dict(steps=STEPS, tasks_per_step=(TASKS,), group_size=MEMBERS, lr=1e-2, in_flight=4)
-    return run, GRPOConfig(**own)
-
-
-def test_what_was_retrieved_is_read_and_never_trained_on(model, tmp_path, steps):  # noqa: F811
-    train.train(*settings(model, tmp_path, "r"), learner())
+def test_what_was_retrieved_is_read_and_never_trained_on(watched):
     with_block = 0
-    for groups, rows in steps:
+    for groups, rows in watched[1]:
         turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
         acted = [turn for turn in turns if turn.prompt.trained]
         lessons = [turn for turn in turns if not turn.prompt.trained]
@@ -147,12 +131,11 @@ def test_a_resumed_run_has_the_bank_of_one_that_was_never_stopped(model, tmp_pat
     assert_same(outcome(parts), outcome(folder))
 
 
-@pytest.mark.parametrize("retrieve", ["bm25", "dense"])
 def test_a_model_is_evaluated_with_the_bank_of_its_training_and_writes_nothing(
-    model, tmp_path, retrieve  # noqa: F811
+    model, tmp_path  # noqa: F811
 ):  # fmt: skip
     """Its answers are graded, though a lesson may follow them; the file may have gone on since."""
-    path, given = tmp_path / "r.db", {"retrieve": retrieve, "embedder": HASHES}
+    path, given = tmp_path / "r.db", {"retrieve": "dense", "embedder": HASHES}
     agent = find.make(find.learner().name, READING | given | {"bank": str(path)})
     give_embedder([agent])
     with closing(agent.opened()):
