@@ -45,7 +45,9 @@ def codec_of(kind, opening, closing):
         return Codec(byte_tokenizer(["</s>"], plain=(opening, closing)))
     if kind == "spelled":  # a template names them, and the tokenizer has no tokens for them
         return Codec(byte_tokenizer(["</s>"], USER + f"{{# {opening} {closing} #}}"))
-    begun = USER + opening * (kind == "begun")
+    if kind == "unknown":
+        return Codec(byte_tokenizer(["</s>"]))
+    begun = USER + f"{opening}\n" * (kind == "begun")
     return Codec(byte_tokenizer(["</s>", opening, closing], begun))
 
 
@@ -55,7 +57,10 @@ def response_of(codec, text):
 
 @pytest.mark.parametrize(
     ("kind", "pair"),
-    [(kind, pair) for pair in PAIRS for kind in ("special", "plain", "spelled", "begun")],
+    [
+        *((kind, pair) for pair in PAIRS for kind in ("special", "plain", "spelled", "begun")),
+        ("unknown", ("<think>", "</think>")),
+    ],
     ids=lambda x: x if isinstance(x, str) else x[0],
 )
 def test_thoughts_of_any_form_are_no_memory_and_no_answer(kind, pair):
@@ -73,6 +78,13 @@ def test_thoughts_of_any_form_are_no_memory_and_no_answer(kind, pair):
     if begins:
         alone = response_of(codec, f"{ANSWER}</s>")
         assert codec.after_thinking(alone) == alone == ANSWER
+
+
+def test_thoughts_that_the_template_has_ended_are_over():
+    codec = Codec(byte_tokenizer(["<|im_end|>"], CHATML + "<think>\n\n</think>\n\n"))
+    said = response_of(codec, f"{ANSWER} or")
+    assert codec.after_thinking(said) == said == f"{ANSWER} or"
+    assert grade(said, ["Oslo"]).reward == 1
 
 
 def test_a_model_that_writes_channels_is_refused():
