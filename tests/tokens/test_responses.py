@@ -128,27 +128,18 @@ HEADERS = (
     "{{ m['content'] | trim }}<|eot_id|>{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
+ENDS, BOTH = {"eos_token_id": [256, 259]}, {256, 259}
 
 
-ENDS = {"eos_token_id": [256, 259]}
-
-
-@pytest.mark.parametrize(
-    ("template", "config", "generation", "ends"),
-    [
-        (USER, ENDS, None, {256, 259}),
-        (USER, {"eos_token_id": 259}, None, {256, 259}),
-        (USER, {"eos_token_id": 0}, None, {0, 256}),
-        (USER, {"eos_token_id": 259}, {"eos_token_id": 256}, {256, 259}),
-        (USER, {"eos_token_id": 259}, {}, {256, 259}),
-        (USER, {}, ENDS, {256, 259}),
-        (HEADERS, None, None, {256, 259}),
-        (HEADERS, {"eos_token_id": 256}, {"eos_token_id": 256}, {256, 259}),
-        (HEADERS, {"eos_token_id": -1, "text_config": ENDS}, None, {256, 259}),
-        (USER, "[", None, None),  # damaged
-        (USER, {}, "{", None),
-    ],
-)
+@pytest.mark.parametrize(("template", "config", "generation", "ends"), [
+    (USER, ENDS, None, BOTH), (USER, {}, ENDS, BOTH), (HEADERS, None, None, BOTH),
+    (USER, {"eos_token_id": 259}, None, BOTH), (USER, {"eos_token_id": 0}, None, {0, 256}),
+    (USER, {"eos_token_id": 259}, {"eos_token_id": 256}, BOTH),
+    (USER, {"eos_token_id": 259}, {}, BOTH),
+    (HEADERS, {"eos_token_id": 256}, {"eos_token_id": 256}, BOTH),
+    (HEADERS, {"eos_token_id": -1, "text_config": ENDS}, None, BOTH),
+    (USER, "[", None, None), (USER, {}, "{", None),  # damaged
+])  # fmt: skip
 def test_a_response_ends_where_any_file_or_the_template_says(
     tmp_path, template, config, generation, ends
 ):
