@@ -32,6 +32,7 @@ from torch.multiprocessing import ProcessExitedException, spawn, start_processes
 from agents import find
 from agents.find import resolve
 from commands import train
+from commands.dryrun import made_up
 from config import stops
 from config.errors import UserError
 from config.options import EMBEDDED, GRPOConfig, RunConfig, SFTConfig
@@ -51,29 +52,16 @@ from tokens.codec import Codec
 CONFIG = GRPOConfig(
     tasks_per_step=(4,), group_size=3, max_mismatch=99, grad_clip=1e9, kl=0.05, micro_tokens=300
 )
+TURN_MEAN = {"aggregation": "turn_mean"}
 CASES = {
-    "full": (CONFIG, {}),
-    "tied": (replace(CONFIG, aggregation="turn_mean"), {"tie_word_embeddings": True}),
-    "several updates": (
-        replace(CONFIG, updates_per_rollout=3, recompute=True, aggregation="turn_mean"),
-        {},
-    ),
-    "lora": (replace(CONFIG, lora_rank=4, recompute=True), {}),
-    "quantised": (replace(CONFIG, lora_rank=4, quantise=True), {}),
-    "turns left out": (replace(CONFIG, turns_per_trajectory=1), {}),
-    "a vocabulary in chunks": (CONFIG, {}),
-    "a rank without signal": (replace(CONFIG, aggregation="turn_mean", group_size=12), {}),
-    "turns of an update": (
-        replace(CONFIG, rows_per_update=12, aggregation="turn_mean", without_signal="keep"),
-        {},
-    ),
-    "rewards of turns": (replace(CONFIG, aggregation="trajectory_mean", alpha=0.6), {}),
-}
-
-
-def by_tokens(trajectory):
-    """A reward that a random policy varies in."""
-    return sum(i for t in trajectory.turns for i in t.response_ids) % 97 / 97
+    "full": {}, "a vocabulary in chunks": {}, "tied": TURN_MEAN,
+    "several updates": TURN_MEAN | {"updates_per_rollout": 3, "recompute": True},
+    "lora": {"lora_rank": 4, "recompute": True}, "quantised": {"lora_rank": 4, "quantise": True},
+    "turns left out": {"turns_per_trajectory": 1},
+    "a rank without signal": TURN_MEAN | {"group_size": 12},
+    "turns of an update": TURN_MEAN | {"rows_per_update": 12, "without_signal": "keep"},
+    "rewards of turns": {"aggregation": "trajectory_mean", "alpha": 0.6},
+}  # fmt: skip
 
 
 def groups_of(policy, codec, config, signal):
@@ -82,7 +70,7 @@ def groups_of(policy, codec, config, signal):
     groups = {task.id: Group(task, []) for task in tasks}
     jobs = [(task, g) for task in tasks for g in range(config.group_size)]
     for t in rollout(TransformersEngine(policy, codec), tiny.agent(), jobs, Sampling()):
-        t.reward = by_tokens(t) if t.task.id[-1] in signal else 0.5
+        t.reward = made_up(t) if t.task.id[-1] in signal else 0.5
         if config.aggregation == "trajectory_mean":
             for turn in t.turns:
                 turn.rewards = {"memory": float(sum(turn.response_ids) % 5)}
@@ -92,8 +80,8 @@ def groups_of(policy, codec, config, signal):
     return list(groups.values())
 
 
-def policy_of(codec, config, folder, other):
-    policy = random_policy(codec, **other)
+def policy_of(codec, config, folder, tied):
+    policy = random_policy(codec, **tied)
     if config.quantise:
         policy.save_pretrained(folder)  # the library lets rank 0 alone write
         ranks.barrier()
@@ -113,12 +101,12 @@ def updated(name, folder):
 
     Returns trained weights, the gradients of each optimizer step, metrics.
     """
-    config, other = CASES[name]
+    config, tied = replace(CONFIG, **CASES[name]), {"tie_word_embeddings": name == "tied"}
     codec = Codec(tiny.make_tokenizer())
-    policy = policy_of(codec, config, f"{folder}/{name}", other)
+    policy = policy_of(codec, config, f"{folder}/{name}", tied)
     none_on_the_second = name == "a rank without signal"
     groups = groups_of(inner(policy), codec, config, "03" if none_on_the_second else "012")
-    reference = None if config.lora_rank else random_policy(codec, **other).requires_grad_(False)
+    reference = None if config.lora_rank else random_policy(codec, **tied).requires_grad_(False)
     if reference:
         with torch.no_grad():
             for p in reference.parameters():
@@ -129,7 +117,7 @@ def updated(name, folder):
         for model in filter(None, (policy, reference)):
             ranks.shard(model, init_device_mesh("cpu", (ranks.world(),)), logprobs=logprobs)
     engine = SimpleNamespace(codec=codec, window=None)  # it is asked nothing
-    agent = train.rewarded(tiny.agent(), by_tokens)
+    agent = train.rewarded(tiny.agent(), made_up)
     grpo = GRPO(policy, engine, agent, None, config, reference)
     grpo.manual_backward = lambda loss: loss.backward()
     trained = {n: p for n, p in policy.named_parameters() if p.requires_grad}
@@ -180,8 +168,9 @@ def run_all(folder, port):
 def forked_ranks():
     """Fork ranks from this process, which has loaded all that they need; a command spawns them, as
     `interrupted` does."""
+    how = "spawn" if torch.cuda.is_available() else "fork"  # which CUDA does not survive
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranks, "spawn", partial(start_processes, start_method="fork"))
+        patch.setattr(ranks, "spawn", partial(start_processes, start_method=how))
         yield
 
 
@@ -205,7 +194,7 @@ def test_two_ranks_have_the_gradient_of_one(name, by_two, tmp_path):
     weights, gradients, metrics = updated(name, tmp_path)
     results = torch.load(by_two / "results.pt", weights_only=False)
     weights_of_two, gradients_of_two, metrics_of_two = results[name]
-    config = CASES[name][0]
+    config = replace(CONFIG, **CASES[name])
     # 12 trajectories of 3 turns in updates of 12 turns
     updates = 3 if config.rows_per_update else config.updates_per_rollout
     assert len(gradients) == len(gradients_of_two) == updates
@@ -391,7 +380,7 @@ def test_one_rank_resumes_from_a_checkpoint_of_two(whole, tmp_path):
 
 def changing(trajectory):
     """Give a signal in the second step alone."""
-    return by_tokens(trajectory) if ".1." in trajectory.task.id else 0.5
+    return made_up(trajectory) if ".1." in trajectory.task.id else 0.5
 
 
 def test_a_warm_start_does_not_depend_on_the_number_of_ranks(by_two, tmp_path):

@@ -75,6 +75,7 @@ def test_thoughts_of_any_form_are_no_memory_and_no_answer(kind, pair):
     assert grade(cut, ["Rome"]).reward == 0
     again = response_of(codec, f"{begins}{THOUGHT}{closing}{ANSWER}{opening}or")
     assert codec.after_thinking(again) == strip_thinking(again) == ANSWER
+    assert codec.response([]) == ""
     if begins:
         alone = response_of(codec, f"{ANSWER}</s>")
         assert codec.after_thinking(alone) == alone == ANSWER
