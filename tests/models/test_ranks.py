@@ -211,8 +211,6 @@ def test_two_ranks_have_the_gradient_of_one(name, by_two, tmp_path):
 
 STEPS = {"tasks_per_step": (2,), "group_size": 4, "decay_from": 1.0}
 DEMO, AGENT = resolve("demo", EMBEDDED, STEPS, {}, "rememr1")  # which rewards turns
-
-
 USUAL = dict(save_every=1, validation="world", validation_n=3, device="cpu")
 
 
