@@ -11,11 +11,11 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import fields
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import product
 from pathlib import Path
 
 import pytest
+import servers
 from conftest import HANG_S, until
 
 from config.errors import UserError
@@ -59,77 +59,43 @@ class Server:
         self.lock, self.port = threading.Lock(), 0
         self.start()
 
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.port}/v1"
-
     def start(self):
-        server, self.up = self, threading.Event()
-        up = self.up
-        up.set()
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_): ...
-
-            def do_GET(self):
-                server.keys.add(self.headers["Authorization"])
-                card = {"id": server.name, "max_model_len": server.window}
-                names = [{"name": server.name}]  # as an Ollama lists them
-                self.send(*(server.models or (200, {"data": [card], "models": names})))
-
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                if self.path == "/api/show":
-                    return self.do_GET()
-                with server.lock:
-                    server.now += 1
-                    server.most = max(server.most, server.now)
-                    server.bodies.append(body)
-                    server.keys.add(self.headers["Authorization"])
-                    server.headers.append(dict(self.headers))
-                    fault = server.faults.pop(0) if server.faults else server.always
-                    number = len(server.bodies)
-                server.on_request(number)
-                time.sleep(server.delay_s)
-                while fault == "hang" and up.is_set():
-                    time.sleep(0.01)
-                fault = fault(body) if callable(fault) else fault
-                if isinstance(fault, tuple):
-                    response = fault
-                else:
-                    changes = fault if isinstance(fault, dict) else {}
-                    response = 200, server.answer(body, self.path) | changes
-                with server.lock:  # before the answer: then the next request may come at once
-                    server.now -= 1
-                if fault != "drop" and up.is_set():
-                    self.send(*response)
-                else:  # killed: the connection ends without an answer
-                    server.broken += 1
-                    self.close_connection = True
-
-            def send(self, status, reply, headers=()):
-                raw = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
-                with suppress(OSError):  # the other side may have gone
-                    self.send_response(status)
-                    for name, value in [("Content-Length", str(len(raw))), *headers]:
-                        self.send_header(name, value)
-                    self.end_headers()
-                    self.wfile.write(raw)
-
-        class Http(ThreadingHTTPServer):
-            daemon_threads, request_queue_size = True, 256
-
-        self.http = Http(("127.0.0.1", self.port), Handler)
-        self.port = self.http.server_port
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+        self.up = threading.Event()
+        self.up.set()
+        self.http = servers.Server(self.reply, self.port)
+        self.port, self.url = self.http.server_port, f"{self.http.url}/v1"
 
     def stop(self):
         """Go down as if killed: refuse connections and lose the turns in flight."""
         self.up.clear()
-        self.http.shutdown()
-        self.http.server_close()
+        self.http.__exit__()
+
+    def reply(self, path, headers, content):
+        self.keys.add(headers.get("Authorization"))
+        if not content:
+            return self.models or (200, {"data": [{"id": self.name, "max_model_len": self.window}]})
+        body, up = json.loads(content), self.up
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            self.bodies.append(body)
+            self.headers.append(headers)
+            fault = self.faults.pop(0) if self.faults else self.always
+            number = len(self.bodies)
+        self.on_request(number)
+        time.sleep(self.delay_s)
+        while fault == "hang" and up.is_set():
+            time.sleep(0.01)
+        fault = fault(body) if callable(fault) else fault
+        if not isinstance(fault, tuple):
+            changes = fault if isinstance(fault, dict) else {}
+            response = 200, self.answer(body, path) | changes
+        with self.lock:  # before the answer: then the next request may come at once
+            self.now -= 1
+        if fault != "drop" and up.is_set():
+            return fault if isinstance(fault, tuple) else response
+        self.broken += 1
+        return None
 
     def answer(self, body, path):
         if path.endswith("/chat/completions"):
@@ -157,10 +123,10 @@ def serve(codec, monkeypatch):
         made.append(Server(codec, **switches))
         return made[-1]
 
-    def engine(*servers, model="m", codec=codec, **settings):
+    def engine(*several, model="m", codec=codec, **settings):
         terms = {f.name: settings.pop(f.name) for f in fields(Terms) if f.name in settings}
         terms = Terms(**{"patience_s": 10 * HANG_S} | terms)
-        urls = [server.url for server in servers]
+        urls = [server.url for server in several]
         made.append(EndpointEngine(urls, model, codec, terms=terms, **settings))
         return made[-1]
 
@@ -497,12 +463,12 @@ def test_opening_an_engine_checks_the_models_that_the_server_names(codec, serve,
     server, other, two, none = serve(), serve(name="n"), serve(), serve()
     two.models, none.models = (200, {"data": ["m", "n"]}), (404, b"")
     assert serve.engine(server, model="").model == "m"
-    for servers, model, said in (
+    for several, model, said in (
         ([server], "other", "serves m"), ([server, other], "", "serves n"),
         ([two], "", "serves m, n"), ([none], "", "404"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=said):
-            serve.engine(*servers, model=model)
+            serve.engine(*several, model=model)
     server.stop()
     for host in ("127.0.0.1", "localhost"):
         url, again = f"http://{host}:{server.port}/v1", []

@@ -141,8 +141,7 @@ def test_whatever_is_shared_copied_guessed_or_thrown_out_the_tokens_are_the_same
         assert used <= max(cache, *(p.max_tokens + len(p.ids(codec)) for p, _ in added + more))
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_a_trajectory_does_not_depend_on_what_runs_beside_it(codec, policy, temperature):
+def test_a_trajectory_does_not_depend_on_what_runs_beside_it(codec, policy, temperature=0.7):
     def read(jobs, max_rows, seed=3, **how):
         engine = TransformersEngine(policy, codec, max_rows=max_rows)
         done = list(rollout(engine, tiny.agent(), jobs, Sampling(temperature), seed=seed, **how))
@@ -237,14 +236,8 @@ def test_a_draft_is_what_followed_the_latest_tokens_in_the_prompt():
 
     again = [5, 6, 7, 8, 9, 6, 3, 4]
     # after the last occurrence, to the end of the prompt; two tokens are preferred to one
-    drafts = {
-        (5,): [6, 7, 8],
-        (6,): [3, 4],
-        (5, 6): [7, 8, 9],
-        (1, 6): [3, 4],
-        (1, 2): [],
-        (4,): [],
-    }
+    drafts = {(5,): [6, 7, 8], (6,): [3, 4], (5, 6): [7, 8, 9], (1, 6): [3, 4]}
+    drafts |= {(1, 2): [], (4,): []}
     assert {out: draft(again, [*out]) for out in drafts} == drafts
     # of max_tokens one is sampled already, and one is sampled after the draft
     assert [len(draft([5, 6, 7, 8], [5], 3, n)) for n in (1, 2, 3, 4)] == [0, 0, 1, 2]

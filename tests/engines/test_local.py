@@ -2,11 +2,10 @@
 
 import contextlib
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from servers import Server
 
 from config.errors import UserError
 from config.options import READER, AskConfig
@@ -38,31 +37,14 @@ def ollama(monkeypatch, tags=(), loaded=(), shown=b""):
 
     replies, sent = {"/api/tags": cards(tags), "/api/ps": cards(loaded), "/api/show": shown}, []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            size = int(self.headers.get("Content-Length", 0))
-            sent.append((self.path, dict(self.headers), self.rfile.read(size)))
-            reply = replies[self.path]
-            body = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            with contextlib.suppress(OSError):  # who asks has had enough
-                self.wfile.write(body)
+    def answer(path, headers, content):
+        sent.append((path, headers, content))
+        return 200, replies[path]
 
-        do_POST = do_GET
-
-        def log_message(self, *args): ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    monkeypatch.setenv(local.HOST, f"127.0.0.1:{server.server_port}")
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1", sent
-    finally:
-        server.shutdown()
-        server.server_close()
-        monkeypatch.setenv(local.HOST, "127.0.0.1:1")
+    with Server(answer) as server:
+        monkeypatch.setenv(local.HOST, server.url.removeprefix("http://"))
+        yield f"{server.url}/v1", sent
+    monkeypatch.setenv(local.HOST, "127.0.0.1:1")
 
 
 def test_the_order_in_which_who_answers_is_looked_for(monkeypatch):

@@ -133,7 +133,7 @@ def made(kind, codec, folder):
     return with_lora(policy, LORA) if "lora" in kind else policy
 
 
-@pytest.mark.parametrize("kind", ["full", "masked", "lora", "lora in bfloat16", "qlora", "mixed"])
+@pytest.mark.parametrize("kind", ["masked", "lora", "lora in bfloat16", "qlora", "mixed"])
 def test_in_every_step_the_sampler_is_the_trainer(codec, tmp_path, kind):
     """mixed: weights in float32 that the sampler has in bfloat16."""
     policy, rounded = made(kind, codec, tmp_path), kind in ("lora in bfloat16", "mixed")

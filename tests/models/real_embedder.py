@@ -52,11 +52,6 @@ def write_json(folder: Path, name: str, value) -> None:
     (folder / name).write_text(json.dumps(value))
 
 
-def modules(*kinds: tuple[str, str]) -> list[dict]:
-    return [{"idx": i, "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for i, (kind, path) in enumerate(kinds)]  # fmt: skip
-
-
 @pytest.fixture(params=["bert", "llama"])
 def folder(request, tmp_path):
     """A tiny random model with absolute or rotary positions, and its tokenizer."""

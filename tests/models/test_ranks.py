@@ -1,7 +1,4 @@
-"""Several ranks: two processes over gloo.
-
-They import this module, so the functions that they run are at its top level.
-"""
+"""Several ranks: two processes over gloo."""
 
 import csv
 import gzip
@@ -13,8 +10,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
@@ -23,14 +22,18 @@ from types import SimpleNamespace
 import lightning
 import pytest
 import torch
-from conftest import random_policy, until
+import yaml
+from conftest import HANG_S, random_policy, until
 from safetensors.torch import load_file
+from torch.distributed import TCPStore
 from torch.distributed.device_mesh import init_device_mesh
-from torch.multiprocessing import ProcessExitedException
+from torch.multiprocessing import ProcessExitedException, spawn, start_processes
 
 from agents import find
 from agents.find import resolve
 from commands import train
+from commands.dryrun import made_up
+from config import stops
 from config.errors import UserError
 from config.options import EMBEDDED, GRPOConfig, RunConfig, SFTConfig
 from embedded import tiny
@@ -49,29 +52,16 @@ from tokens.codec import Codec
 CONFIG = GRPOConfig(
     tasks_per_step=(4,), group_size=3, max_mismatch=99, grad_clip=1e9, kl=0.05, micro_tokens=300
 )
+TURN_MEAN = {"aggregation": "turn_mean"}
 CASES = {
-    "full": (CONFIG, {}),
-    "tied": (replace(CONFIG, aggregation="turn_mean"), {"tie_word_embeddings": True}),
-    "several updates": (
-        replace(CONFIG, updates_per_rollout=3, recompute=True, aggregation="turn_mean"),
-        {},
-    ),
-    "lora": (replace(CONFIG, lora_rank=4, recompute=True), {}),
-    "quantised": (replace(CONFIG, lora_rank=4, quantise=True), {}),
-    "turns left out": (replace(CONFIG, turns_per_trajectory=1), {}),
-    "a vocabulary in chunks": (CONFIG, {"vocab_size": 40_000}),
-    "a rank without signal": (replace(CONFIG, aggregation="turn_mean", group_size=12), {}),
-    "turns of an update": (
-        replace(CONFIG, rows_per_update=12, aggregation="turn_mean", without_signal="keep"),
-        {},
-    ),
-    "rewards of turns": (replace(CONFIG, aggregation="trajectory_mean", alpha=0.6), {}),
-}
-
-
-def by_tokens(trajectory):
-    """A reward that a random policy varies in."""
-    return sum(i for t in trajectory.turns for i in t.response_ids) % 97 / 97
+    "full": {}, "a vocabulary in chunks": {}, "tied": TURN_MEAN,
+    "several updates": TURN_MEAN | {"updates_per_rollout": 3, "recompute": True},
+    "lora": {"lora_rank": 4, "recompute": True}, "quantised": {"lora_rank": 4, "quantise": True},
+    "turns left out": {"turns_per_trajectory": 1},
+    "a rank without signal": TURN_MEAN | {"group_size": 12},
+    "turns of an update": TURN_MEAN | {"rows_per_update": 12, "without_signal": "keep"},
+    "rewards of turns": {"aggregation": "trajectory_mean", "alpha": 0.6},
+}  # fmt: skip
 
 
 def groups_of(policy, codec, config, signal):
@@ -80,7 +70,7 @@ def groups_of(policy, codec, config, signal):
     groups = {task.id: Group(task, []) for task in tasks}
     jobs = [(task, g) for task in tasks for g in range(config.group_size)]
     for t in rollout(TransformersEngine(policy, codec), tiny.agent(), jobs, Sampling()):
-        t.reward = by_tokens(t) if t.task.id[-1] in signal else 0.5
+        t.reward = made_up(t) if t.task.id[-1] in signal else 0.5
         if config.aggregation == "trajectory_mean":
             for turn in t.turns:
                 turn.rewards = {"memory": float(sum(turn.response_ids) % 5)}
@@ -90,8 +80,8 @@ def groups_of(policy, codec, config, signal):
     return list(groups.values())
 
 
-def policy_of(codec, config, folder, other):
-    policy = random_policy(codec, **other)
+def policy_of(codec, config, folder, tied):
+    policy = random_policy(codec, **tied)
     if config.quantise:
         policy.save_pretrained(folder)  # the library lets rank 0 alone write
         ranks.barrier()
@@ -111,21 +101,23 @@ def updated(name, folder):
 
     Returns trained weights, the gradients of each optimizer step, metrics.
     """
-    config, other = CASES[name]
+    config, tied = replace(CONFIG, **CASES[name]), {"tie_word_embeddings": name == "tied"}
     codec = Codec(tiny.make_tokenizer())
-    policy = policy_of(codec, config, f"{folder}/{name}", other)
+    policy = policy_of(codec, config, f"{folder}/{name}", tied)
     none_on_the_second = name == "a rank without signal"
     groups = groups_of(inner(policy), codec, config, "03" if none_on_the_second else "012")
-    reference = None if config.lora_rank else random_policy(codec, **other).requires_grad_(False)
+    reference = None if config.lora_rank else random_policy(codec, **tied).requires_grad_(False)
     if reference:
         with torch.no_grad():
             for p in reference.parameters():
                 p.mul_(1.1)
+    if name == "a vocabulary in chunks":  # it is taken for a large one
+        policy.config.vocab_size = reference.config.vocab_size = 1 << 24
     if ranks.world() > 1:
         for model in filter(None, (policy, reference)):
             ranks.shard(model, init_device_mesh("cpu", (ranks.world(),)), logprobs=logprobs)
     engine = SimpleNamespace(codec=codec, window=None)  # it is asked nothing
-    agent = train.rewarded(tiny.agent(), by_tokens)
+    agent = train.rewarded(tiny.agent(), made_up)
     grpo = GRPO(policy, engine, agent, None, config, reference)
     grpo.manual_backward = lambda loss: loss.backward()
     trained = {n: p for n, p in policy.named_parameters() if p.requires_grad}
@@ -149,31 +141,60 @@ def updated(name, folder):
     return {n: ranks.full_tensor(p).clone() for n, p in trained.items()}, gradients, grpo.metrics
 
 
-def all_cases(folder):
+def warm_up(runs, devices):
+    agent = tiny.agent("memagent", chunk_tokens=64)
+    config = SFTConfig(steps=2, tasks_per_step=(4,), mistakes=0.5, also=("full=0.2",), others=1,
+                       lora_rank=4, micro_tokens=300)  # fmt: skip
+    usual = dict(validation="", lengths=(4,), keep_trajectories=6)
+    return train.train(run_config(runs, "warm", devices=devices, **usual), config, agent)
+
+
+def run_all(folder, port):
+    """Be one of two ranks: warm a policy up, make every case's update, end by a refusal."""
+    warm_up(folder, devices=2)
+    os.environ["MASTER_PORT"] = str(port)  # a group that has ended leaves its names in its store
     with ranks.process_group(False):
         results = {name: updated(name, folder) for name in CASES}
         metrics = {name: result[2] for name, result in results.items()}
         first, second = ranks.all_gather_object(metrics)
         assert first == second
-        return results
+        if ranks.rank() == 1:
+            raise UserError("The disk of rank 1 is full.")
+        torch.save(results, folder / "results.pt")
+        ranks.barrier()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked_ranks():
+    """Fork ranks from this process, which has loaded all that they need; a command spawns them, as
+    `interrupted` does."""
+    how = "spawn" if torch.cuda.is_available() else "fork"  # which CUDA does not survive
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks, "spawn", partial(start_processes, start_method=how))
+        yield
 
 
 @pytest.fixture(scope="module")
 def by_two(tmp_path_factory):
+    """Return the folder of `run_all`; the refusal of one rank ends both and is told once."""
     get_temp_dir()  # Python's own, of this process, is not in the folder that is looked at
-    left, handler = tmp_path_factory.mktemp("left"), signal.getsignal(signal.SIGINT)
+    folder, left = tmp_path_factory.mktemp("two"), tmp_path_factory.mktemp("left")
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    handler = signal.getsignal(signal.SIGINT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(left))
-        results = ranks.launch(all_cases, 2, str(tmp_path_factory.mktemp("two")))
+        with pytest.raises(UserError, match=r"^The disk of rank 1 is full\.$"):
+            ranks.launch(run_all, 2, folder, store.port)
     assert not list(left.iterdir()) and signal.getsignal(signal.SIGINT) is handler
-    return results
+    return folder
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_have_the_gradient_of_one(name, by_two, tmp_path):
     weights, gradients, metrics = updated(name, tmp_path)
-    weights_of_two, gradients_of_two, metrics_of_two = by_two[name]
-    config = CASES[name][0]
+    results = torch.load(by_two / "results.pt", weights_only=False)
+    weights_of_two, gradients_of_two, metrics_of_two = results[name]
+    config = replace(CONFIG, **CASES[name])
     # 12 trajectories of 3 turns in updates of 12 turns
     updates = 3 if config.rows_per_update else config.updates_per_rollout
     assert len(gradients) == len(gradients_of_two) == updates
@@ -188,13 +209,13 @@ def test_two_ranks_have_the_gradient_of_one(name, by_two, tmp_path):
 
 # ---------------------------------------------------------------- a training
 
-STEPS = {"steps": 3, "tasks_per_step": (4,), "group_size": 4}
+STEPS = {"tasks_per_step": (2,), "group_size": 4, "decay_from": 1.0}
 DEMO, AGENT = resolve("demo", EMBEDDED, STEPS, {}, "rememr1")  # which rewards turns
+USUAL = dict(save_every=1, validation="world", validation_n=3, device="cpu")
 
 
 def run_config(runs, name, **kwargs):
-    usual = dict(save_every=1, validation="world", validation_n=3, device="cpu")
-    return RunConfig(**dict(name=name, runs=str(runs)) | usual | kwargs)
+    return RunConfig(**dict(name=name, runs=str(runs)) | USUAL | kwargs)
 
 
 def outcome(folder):
@@ -211,23 +232,107 @@ def outcome(folder):
 
 
 class Kill(lightning.Callback):
-    """Kill rank 0 in the middle of a step, as from outside."""
+    """Kill a process in the middle of a step of rank 0, as from outside."""
+
+    def __init__(self, done_steps, launcher):
+        self.done_steps, self.launcher = done_steps, launcher
 
     def on_train_batch_start(self, trainer, module, *_):
-        if module.done_steps == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if module.done_steps == self.done_steps:
+            os.kill(os.getppid() if self.launcher else os.getpid(), signal.SIGKILL)
+            time.sleep(HANG_S)  # this rank ends with its launcher
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """Train three steps on two ranks, killed in the third and resumed."""
+def interrupted(tmp_path_factory):
+    """Begin a training on two ranks and interrupt it as a terminal does; return its folder, the
+    process and what it has printed."""
     runs = tmp_path_factory.mktemp("runs")
-    run = run_config(runs, "two", devices=2)
-    said = r"^Rank 0 of 2 was ended by SIGKILL \(an out-of-memory.*Step 2 of 3 is whole.* --resume"
+    settings = runs / "settings.yaml"
+    grpo = STEPS | {"steps": 500, "tasks_per_step": [2]}
+    settings.write_text(yaml.safe_dump({"run": USUAL | {"devices": 2}, "grpo": grpo}))
+    words = f"train --preset demo --agent rememr1 --config {settings} --name two --runs {runs}"
+    process = subprocess.Popen(
+        [sys.executable, "cli.py", *words.split()],
+        cwd=Path(__file__).parents[2],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    metrics = runs / "two" / "metrics.csv"
+    until(lambda: process.poll() or (metrics.exists() and metrics.read_text().count("\n") > 1))
+    os.killpg(process.pid, signal.SIGINT)
+    return runs / "two", process, process.communicate()[1]
+
+
+def test_ctrl_c_ends_all_ranks_without_a_page_of_trace(interrupted):
+    folder, process, stderr = interrupted
+    assert process.returncode == 130 and "Traceback" not in stderr
+    ((step, path),) = checkpoints(folder).items()  # of the last whole step
+    assert f"Step {step} of 500 is whole in {path}; go on with: " in stderr
+    assert stderr.endswith(f"train --resume --name two --runs {folder.parent}\n")
+    assert (folder / "metrics.csv").read_text().count("\n") == step + 1
+    assert_none_is_left(process.pid)
+
+
+def assert_killed(launcher):
+    """Run a launcher in a forked child, and wait until it has been killed and its ranks ended."""
+    if not (child := os.fork()):
+        os.setsid()
+        try:
+            with stops.stoppable():  # as in the command: Lightning would heed no SIGTERM at once
+                launcher()
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert_none_is_left(child)
+
+
+def assert_none_is_left(group):
+    """Wait until no process of this process group runs."""
+    try:  # python's helper processes notice the end a moment later
+        until(lambda: not is_running(group), 0.1)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+
+
+def is_running(group):
+    """Return whether a process of this group runs; one that has ended may wait to be collected."""
+    states = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, of_group, *_ = path.read_text().rpartition(")")[2].split()
+            states += [state] * (int(of_group) == group)
+    return bool({*states} - {"Z"})
+
+
+@pytest.fixture(scope="module")
+def whole(interrupted):
+    """Resume what was interrupted: its launcher is killed, then a rank, then it comes to its end.
+
+    Returns its folder and the number of its steps.
+    """
+    folder, step = interrupted[0], max(checkpoints(interrupted[0]))
+    run, config = run_config(folder.parent, "two", devices=2), replace(DEMO, steps=step + 2)
+
+    def resume(*callbacks):
+        return train.train(run, config, AGENT, resume=True, callbacks=callbacks)
+
+    assert_killed(lambda: resume(Kill(step, launcher=True)))
+    assert {*checkpoints(folder)} == {step}
+    said = rf"^Rank 0 of 2 .* SIGKILL .* Step {step + 1} of {step + 2} is whole.* --resume"
     with pytest.raises(UserError, match=said):
-        train.train(run, DEMO, AGENT, callbacks=[Kill()])
-    assert set(checkpoints(runs / "two")) == {2}
-    return train.train(run, DEMO, AGENT, resume=True)
+        resume(Kill(step + 1, launcher=False))
+    assert {*checkpoints(folder)} == {step + 1}
+    return resume(), step + 2
+
+
+def test_ranks_end_when_their_launcher_is_killed_while_they_begin(monkeypatch):
+    killed = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+    monkeypatch.setattr(ranks, "spawn", spawn)
+    monkeypatch.setattr(ranks.ProcessContext, "join", killed)
+    assert_killed(lambda: ranks.launch(time.sleep, 2, HANG_S))
 
 
 # columns of metrics.csv that are the same whoever computes them
@@ -237,8 +342,9 @@ OF_TURNS = ("turn_reward_", "turn_groups_", "answer_", "recall_", "format_", "me
 
 
 def test_a_run_of_two_ranks_that_is_killed_and_resumed_equals_one_of_one_rank(whole, tmp_path):
-    one = outcome(train.train(run_config(tmp_path, "one"), DEMO, AGENT))
-    weights, metrics, lines, validation = outcome(whole)
+    folder, steps = whole
+    one = outcome(train.train(run_config(tmp_path, "one"), replace(DEMO, steps=steps), AGENT))
+    weights, metrics, lines, validation = outcome(folder)
     for a, b in zip(one[1], metrics, strict=True):
         assert {k: a[k] for k in EQUAL} == {k: b[k] for k in EQUAL}
         of_turns = [k for k in a if k.startswith(OF_TURNS)]
@@ -250,49 +356,34 @@ def test_a_run_of_two_ranks_that_is_killed_and_resumed_equals_one_of_one_rank(wh
         [turn["response_ids"] for x in some for turn in x["turns"]] for some in (one[2], lines)
     )
     assert next(written) == next(written)
-    assert one[3] == validation and validation.count("\n") == 4
+    assert one[3] == validation and validation.count("\n") == steps + 1
     assert all((one[0][n] - weights[n]).abs().max() < 1e-4 for n in weights)
-    names = {path.name for path in (whole / "checkpoints" / "step-3").iterdir()}
+    assert max(row["grad_norm"] for row in metrics) > 1e-2
+    names = {path.name for path in (folder / "checkpoints" / f"step-{steps}").iterdir()}
     assert names == {".metadata", "__0_0.distcp", "__1_0.distcp", "state.json"}
 
 
 def test_one_rank_resumes_from_a_checkpoint_of_two(whole, tmp_path):
-    shutil.copytree(whole, tmp_path / "two")
-    before = load_file(whole / "model" / "model.safetensors")
+    two, steps = whole
+    shutil.copytree(two, tmp_path / "two")
+    before = load_file(two / "model" / "model.safetensors")
     run = run_config(tmp_path, "two", devices=1)
-    folder = train.train(run, replace(DEMO, steps=5), AGENT, resume=True)
+    folder = train.train(run, replace(DEMO, steps=steps + 1), AGENT, resume=True)
     assert find.begun(folder)["run"]["devices"] == 1
     after, metrics, *_ = outcome(folder)
-    assert [row["step"] for row in metrics] == [*range(5)]
+    assert [row["step"] for row in metrics] == [*range(steps + 1)]
     assert all(row["mismatch_mean"] < 1e-5 for row in metrics)
     assert 0 < max((after[n] - before[n]).abs().max() for n in after) < 1e-2
 
 
 def changing(trajectory):
     """Give a signal in the second step alone."""
-    return by_tokens(trajectory) if ".1." in trajectory.task.id else 0.5
+    return made_up(trajectory) if ".1." in trajectory.task.id else 0.5
 
 
-@pytest.mark.parametrize("lora_rank", [0, 4])
-def test_a_step_without_signal_can_be_saved_and_gone_on_from(tmp_path, lora_rank):
-    """In shards of another type than is computed with, of one rank; adapters beside 4 bits."""
-    config = replace(DEMO, tasks_per_step=(2,), lora_rank=lora_rank, quantise=bool(lora_rank))
-    run = run_config(tmp_path, "a", validation_n=2, dtype="mixed")
-    train.train(run, replace(config, steps=1), tiny.agent(), reward=changing)
-    folder = train.train(run, config, tiny.agent(), resume=True, reward=changing)
-    rows = outcome(folder)[1]
-    assert [row["trained_rows"] > 0 for row in rows] == [False, True, False]
-    assert all(row["mismatch_mean"] < 0.02 for row in rows)
-
-
-def test_a_warm_start_does_not_depend_on_the_number_of_ranks(tmp_path):
+def test_a_warm_start_does_not_depend_on_the_number_of_ranks(by_two, tmp_path):
     """Mistakes, turns and metrics included; the sums of gradients are rounded in another order."""
-    agent = tiny.agent("memagent", chunk_tokens=64)
-    config = SFTConfig(steps=2, tasks_per_step=(4,), mistakes=0.5, also=("full=0.2",), others=1,
-                       lora_rank=4, micro_tokens=300)  # fmt: skip
-    usual = dict(validation="", lengths=(4,), keep_trajectories=6)
-    runs = (run_config(tmp_path, str(n), devices=n, **usual) for n in (1, 2))
-    one, two = (outcome(train.train(run, config, agent)) for run in runs)
+    one, two = outcome(warm_up(tmp_path, devices=1)), outcome(by_two / "warm")
     # AdamW turns the rounding of a gradient near 0 into a step, so single weights may differ more
     assert max((two[0][name] - weight).abs().mean() for name, weight in one[0].items()) < 1e-7
     shared = {"computed_tokens", "share_saved", "tokens_per_s"}  # a section may be in both parts
@@ -304,12 +395,22 @@ def test_a_warm_start_does_not_depend_on_the_number_of_ranks(tmp_path):
 
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_weights_in_float32_are_computed_with_in_bfloat16(tmp_path, lora_rank):
-    config, environment = replace(DEMO, steps=2, lora_rank=lora_rank), dict(os.environ)
-    runs = (run_config(tmp_path, x, dtype=x, validation="") for x in ("mixed", "float32"))
-    mixed, exact = (outcome(train.train(run, config, AGENT)) for run in runs)
+    """In shards of one rank, adapters beside 4 bits; a step without signal can be saved and gone on
+    from."""
+    few = dict(lora_rank=lora_rank, quantise=bool(lora_rank))
+    environment = dict(os.environ)
+
+    def trained(dtype, steps, resume=False):
+        run = run_config(tmp_path, dtype, dtype=dtype, validation="")
+        config = replace(DEMO, steps=steps, **few)
+        return train.train(run, config, tiny.agent(), resume, reward=changing)
+
+    trained("mixed", 1)
+    mixed, exact = outcome(trained("mixed", 3, resume=True)), outcome(trained("float32", 2))
     assert os.environ == environment
+    assert [row["trained_rows"] > 0 for row in mixed[1]] == [False, True, False]
     assert all(row["mismatch_mean"] < 0.02 for row in mixed[1])
-    norm, exact_norm = (metrics[0]["grad_norm"] for _, metrics, *_ in (mixed, exact))
+    norm, exact_norm = (metrics[1]["grad_norm"] for _, metrics, *_ in (mixed, exact))
     assert norm == pytest.approx(exact_norm, rel=0.5)
     assert norm != pytest.approx(exact_norm, rel=1e-5)
     # steps of 1e-4 would be lost in weights of eight bits
@@ -318,7 +419,7 @@ def test_weights_in_float32_are_computed_with_in_bfloat16(tmp_path, lora_rank):
 
 
 @pytest.mark.parametrize(("grpo", "run"), [
-    ({}, dict(devices=5)), ({}, dict(num_nodes=2)), ({}, dict(devices=2, model="./nowhere")),
+    ({}, dict(devices=5)), ({}, dict(num_nodes=2)), ({}, dict(model="./nowhere")),
     (dict(optimizer="adamw8bit"), dict(devices=2)),
 ])  # fmt: skip
 def test_settings_that_do_not_go_together(tmp_path, grpo, run):
@@ -337,103 +438,6 @@ def test_items_that_alternate_are_dealt_to_every_rank():
 
 
 # ---------------------------------------------------------------- ends
-
-
-def test_ctrl_c_ends_all_ranks_without_a_page_of_trace(tmp_path):
-    arguments = (
-        "train --preset demo --steps 500 --tasks-per-step 2 --group-size 2 --max-sections 2 "
-        "--name a --devices 2 --device cpu --runs"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "cli.py", *arguments.split(), str(tmp_path)],
-        cwd=Path(__file__).parents[2],
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    metrics = tmp_path / "a" / "metrics.csv"
-    until(lambda: process.poll() or (metrics.exists() and metrics.read_text().count("\n") > 2), 0.1)
-    os.killpg(process.pid, signal.SIGINT)
-    stderr = process.communicate()[1]
-    assert process.returncode == 130 and "Traceback" not in stderr
-    ((step, path),) = checkpoints(tmp_path / "a").items()  # of the last whole step
-    assert f"Step {step} of 500 is whole in {path}; go on with: " in stderr
-    assert stderr.endswith(f"train --resume --name a --runs {tmp_path}\n")
-    assert metrics.read_text().count("\n") == step + 1
-    assert_none_is_left(process.pid)
-
-
-def assert_none_is_left(group):
-    """Wait until no process of this process group runs."""
-    try:  # python's helper processes notice the end a moment later
-        until(lambda: not is_running(group), 0.1)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
-
-
-def is_running(group):
-    """Return whether a process of this group runs; one that has ended may wait to be collected."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    states = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, _, of_group, *_ = path.read_text().rpartition(")")[2].split()
-            states += [state] * (int(of_group) == group)
-    return not states or set(states) != {"Z"}
-
-
-LAUNCHER = """
-import os, sys, time
-from pathlib import Path
-
-from models import ranks
-
-
-def sleep(folder):
-    Path(folder, f"rank {os.environ['RANK']}").touch()
-    time.sleep(10**6)
-
-
-if __name__ == "__main__":
-    if sys.argv[2:]:  # it dies as soon as they have begun, and while they import
-        ranks.ProcessContext.join = lambda *_, **__: os.kill(os.getpid(), 9)
-    ranks.launch(sleep, 2, sys.argv[1])
-"""
-
-
-@pytest.mark.parametrize("at_once", [[], ["at once"]], ids=["later", "at once"])
-def test_ranks_end_when_the_process_that_launched_them_is_killed(tmp_path, at_once):
-    script = tmp_path / "launcher.py"
-    script.write_text(LAUNCHER)
-    process = subprocess.Popen(
-        [sys.executable, script, tmp_path, *at_once],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-        start_new_session=True,
-    )
-    if not at_once:
-        until(lambda: len(list(tmp_path.glob("rank *"))) == 2, 0.1)
-        process.kill()
-    assert process.wait() == -signal.SIGKILL
-    assert_none_is_left(process.pid)
-
-
-def wrong_on_the_second():
-    with ranks.process_group(False):
-        if ranks.rank() == 1:
-            raise UserError("The disk of rank 1 is full.")
-        ranks.barrier()
-
-
-def test_what_one_rank_cannot_do_is_said_once_and_ends_all(tmp_path, monkeypatch):
-    get_temp_dir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(UserError, match=r"^The disk of rank 1 is full\.$"):
-        ranks.launch(wrong_on_the_second, 2)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("codes", "first", "kind", "said"), [

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from test_pieces import DOCUMENT, FORMS, tokenizer_of
-from test_responses import CHATML, byte_tokenizer, response_of
+from test_responses import CHATML, byte_tokenizer
 
 from config.errors import UserError
 from config.options import EMBEDDED
-from data import grade, strip_thinking
 from embedded import tiny
 from tokens.codec import Characters, Codec, Text
 
@@ -53,15 +52,10 @@ def test_without_a_tokenizer_a_token_is_at_most_four_bytes(text, other):
     assert not codec.eos_ids and codec.end_id is None
 
 
-@pytest.mark.parametrize(
-    ("over", "most", "places", "left_out"),
-    [
-        ("head", 3, [0, 1, 2, 3, 4, 5], 4),
-        ("center", 3, [0, 1, 2, 7, 8, 9], 4),
-        ("center", 5, [*range(10)], 0),
-        ("head", None, [*range(10)], 0),
-    ],
-)
+@pytest.mark.parametrize(("over", "most", "places", "left_out"), [
+    ("head", 3, [0, 1, 2, 3, 4, 5], 4), ("center", 3, [0, 1, 2, 7, 8, 9], 4),
+    ("center", 5, [*range(10)], 0), ("head", None, [*range(10)], 0),
+])  # fmt: skip
 def test_cut_of_a_long_document(over, most, places, left_out):
     ids = CODEC.encode("0123456789")[1:]  # without the space that is put in front
     sections = CODEC.cut(Text("0123456789", ids), 2, max_sections=most, over=over)
@@ -115,7 +109,7 @@ def test_a_long_text_in_parts_has_the_ids_that_it_has_at_once(form, text, monkey
         assert max(sizes) < 2000  # it was encoded in parts
 
 
-# ---------------------------------------------------------------- special tokens and thoughts
+# ---------------------------------------------------------------- special tokens
 
 
 def test_text_that_spells_a_special_token_is_text():
@@ -137,34 +131,6 @@ def test_a_response_drops_padding_and_its_end():
     assert CODEC.response([0, 0, 1]) == "" and CODEC.response([0, 0, 1]).ids == ()
 
 
-@pytest.mark.parametrize(
-    ("opening", "opens"), [("<think>\n", True), ("<think>\n\n</think>\n\n", False), ("", False)]
-)
-def test_thoughts_that_the_template_has_opened(opening, opens):
-    codec = Codec(byte_tokenizer(["<|im_end|>", "<|im_start|>"], CHATML + opening))
-    # no </think> yet: thoughts if the template began them
-    cut = response_of(codec, "perhaps \\boxed{Lima} or")
-    assert (codec.after_thinking(cut) == "") == opens
-    assert grade(cut, ["Lima"]).reward == (0 if opens else 1)
-    whole = response_of(codec, "perhaps Oslo</think>\\boxed{Lima}")
-    assert codec.after_thinking(whole) == "\\boxed{Lima}" and grade(whole, ["Lima"]).reward == 1
-    assert codec.response([]) == ""
-
-
-@pytest.mark.parametrize(
-    ("said", "memory"),
-    [
-        ("hm hm </think> Anna joined Boris.", "Anna joined Boris."),
-        ("Anna", "Anna"),
-        ("<think> never ends", ""),
-        ("a</think>b<think>c", "b"),  # begun anew and not ended
-    ],
-)
-def test_thinking_never_enters_a_memory(said, memory):
-    for response in (CODEC.text(said), CODEC.decode(CODEC.encode(said))):
-        assert CODEC.after_thinking(response).strip() == strip_thinking(said).strip() == memory
-
-
 # ---------------------------------------------------------------- folders
 
 
@@ -180,24 +146,15 @@ def test_a_document_longer_than_the_window_is_no_warning(tmp_path, caplog, monke
 CONFIG = json.loads((EMBEDDED / "config.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("tokenizer.json", "{}"),
-        ("tokenizer.json", "junk"),
-        ("tokenizer.json", "[]"),
-        ("tokenizer.json", None),
-        ("tokenizer_config.json", "[]"),
-        ("config.json", json.dumps(CONFIG | {"vocab_size": "x"})),
-        ("config.json", "[]"),
-        ("generation_config.json", "{"),
-        ("chat_template.jinja", "{% for"),
-        ("chat_template.jinja", "{{ raise_exception('no') }}"),
-        ("chat_template.jinja", "{{ 1 + 'x' }}"),
-        ("chat_template.jinja", "hello"),
-        ("", None),
-    ],
-)
+@pytest.mark.parametrize(("file", "content"), [
+    *(("tokenizer.json", content) for content in ("{}", "junk", "[]", None)),
+    ("tokenizer_config.json", "[]"), ("generation_config.json", "{"), ("config.json", "[]"),
+    ("config.json", json.dumps(CONFIG | {"vocab_size": "x"})),
+    *(("chat_template.jinja", template) for template in (
+        "{% for", "{{ raise_exception('no') }}", "{{ 1 + 'x' }}", "hello",
+    )),
+    ("", None),
+])  # fmt: skip
 def test_a_damaged_model_folder_is_one_whole_sentence(tmp_path, capfd, file, content):
     folder = tmp_path / "model"
     if file:

@@ -38,15 +38,10 @@ def codec_of(template: str, **kwargs) -> Codec:
     return Codec(tokenizer, **kwargs)
 
 
-@pytest.mark.parametrize(
-    ("template", "usual", "other"),
-    [
-        (CLOCK, "26 Jul 2024, 00:00:00", "29 Nov 2026, 00:00:00"),
-        (STRING, "26 Jul 2024", "29 Nov 2026"),
-        (WITH_TOOLS, "", ""),
-        (PLAIN, "", ""),
-    ],
-)
+@pytest.mark.parametrize(("template", "usual", "other"), [
+    (CLOCK, "26 Jul 2024, 00:00:00", "29 Nov 2026, 00:00:00"),
+    (STRING, "26 Jul 2024", "29 Nov 2026"), (WITH_TOOLS, "", ""), (PLAIN, "", ""),
+])  # fmt: skip
 def test_the_date_is_the_settings_and_part_of_what_is_compared_where_it_is_told(
     template, usual, other
 ):

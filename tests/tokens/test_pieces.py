@@ -193,6 +193,15 @@ def test_a_memory_keeps_the_form_in_which_it_was_sampled(form):
         assert thought == text and thought.ids == ids
 
 
+def test_what_follows_a_thought_keeps_the_ids_that_were_sampled():
+    tokenizer = tokenizer_of("bytes")
+    tokenizer.add_tokens(["<think>", "</think>"])
+    codec, closing = Codec(tokenizer), tokenizer.convert_tokens_to_ids("</think>")
+    ids = codec.encode("A") + codec.encode("nna")
+    assert ids != codec.encode("Anna")
+    assert codec.after_thinking(codec.response([closing, *ids])).ids == ids
+
+
 @pytest.mark.parametrize("template", [LETTERS, MARKS])
 @pytest.mark.parametrize("form", WITH_BLANKS)
 def test_a_response_that_is_written_for_the_model_is_what_it_would_sample(form, template):

@@ -45,7 +45,9 @@ def codec_of(kind, opening, closing):
         return Codec(byte_tokenizer(["</s>"], plain=(opening, closing)))
     if kind == "spelled":  # a template names them, and the tokenizer has no tokens for them
         return Codec(byte_tokenizer(["</s>"], USER + f"{{# {opening} {closing} #}}"))
-    begun = USER + opening * (kind == "begun")
+    if kind == "unknown":
+        return Codec(byte_tokenizer(["</s>"]))
+    begun = USER + f"{opening}\n" * (kind == "begun")
     return Codec(byte_tokenizer(["</s>", opening, closing], begun))
 
 
@@ -55,7 +57,10 @@ def response_of(codec, text):
 
 @pytest.mark.parametrize(
     ("kind", "pair"),
-    [(kind, pair) for pair in PAIRS for kind in ("special", "plain", "spelled", "begun")],
+    [
+        *((kind, pair) for pair in PAIRS for kind in ("special", "plain", "spelled", "begun")),
+        ("unknown", ("<think>", "</think>")),
+    ],
     ids=lambda x: x if isinstance(x, str) else x[0],
 )
 def test_thoughts_of_any_form_are_no_memory_and_no_answer(kind, pair):
@@ -70,9 +75,17 @@ def test_thoughts_of_any_form_are_no_memory_and_no_answer(kind, pair):
     assert grade(cut, ["Rome"]).reward == 0
     again = response_of(codec, f"{begins}{THOUGHT}{closing}{ANSWER}{opening}or")
     assert codec.after_thinking(again) == strip_thinking(again) == ANSWER
+    assert codec.response([]) == ""
     if begins:
         alone = response_of(codec, f"{ANSWER}</s>")
         assert codec.after_thinking(alone) == alone == ANSWER
+
+
+def test_thoughts_that_the_template_has_ended_are_over():
+    codec = Codec(byte_tokenizer(["<|im_end|>"], CHATML + "<think>\n\n</think>\n\n"))
+    said = response_of(codec, f"{ANSWER} or")
+    assert codec.after_thinking(said) == said == f"{ANSWER} or"
+    assert grade(said, ["Oslo"]).reward == 1
 
 
 def test_a_model_that_writes_channels_is_refused():
@@ -116,27 +129,18 @@ HEADERS = (
     "{{ m['content'] | trim }}<|eot_id|>{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
+ENDS, BOTH = {"eos_token_id": [256, 259]}, {256, 259}
 
 
-ENDS = {"eos_token_id": [256, 259]}
-
-
-@pytest.mark.parametrize(
-    ("template", "config", "generation", "ends"),
-    [
-        (USER, ENDS, None, {256, 259}),
-        (USER, {"eos_token_id": 259}, None, {256, 259}),
-        (USER, {"eos_token_id": 0}, None, {0, 256}),
-        (USER, {"eos_token_id": 259}, {"eos_token_id": 256}, {256, 259}),
-        (USER, {"eos_token_id": 259}, {}, {256, 259}),
-        (USER, {}, ENDS, {256, 259}),
-        (HEADERS, None, None, {256, 259}),
-        (HEADERS, {"eos_token_id": 256}, {"eos_token_id": 256}, {256, 259}),
-        (HEADERS, {"eos_token_id": -1, "text_config": ENDS}, None, {256, 259}),
-        (USER, "[", None, None),  # damaged
-        (USER, {}, "{", None),
-    ],
-)
+@pytest.mark.parametrize(("template", "config", "generation", "ends"), [
+    (USER, ENDS, None, BOTH), (USER, {}, ENDS, BOTH), (HEADERS, None, None, BOTH),
+    (USER, {"eos_token_id": 259}, None, BOTH), (USER, {"eos_token_id": 0}, None, {0, 256}),
+    (USER, {"eos_token_id": 259}, {"eos_token_id": 256}, BOTH),
+    (USER, {"eos_token_id": 259}, {}, BOTH),
+    (HEADERS, {"eos_token_id": 256}, {"eos_token_id": 256}, BOTH),
+    (HEADERS, {"eos_token_id": -1, "text_config": ENDS}, None, BOTH),
+    (USER, "[", None, None), (USER, {}, "{", None),  # damaged
+])  # fmt: skip
 def test_a_response_ends_where_any_file_or_the_template_says(
     tmp_path, template, config, generation, ends
 ):
