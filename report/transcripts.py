@@ -187,14 +187,19 @@ def facts_of(record: dict) -> dict[str, str]:
         facts["answer"] = record["answer"].strip() or "(none)"
     if record["answers"]:
         if final and not formed:
-            asked = f", {ANSWER_FORMS[form]}" if form in ANSWER_FORMS else ""
-            facts["form"] = f"(not in the form that was asked for{asked})"
+            facts["form"] = unformed(form)
         facts["right answer"] = " | ".join(record["answers"])
     if record["error"]:
         facts["error"] = record["error"]
     if record["answers"] or record["step"] is not None:
         facts["reward"] = "none: left out of its group" if reward is None else f"{reward:g}"
     return facts
+
+
+def unformed(form: str = "") -> str:
+    """Return the note on an answer that lacks the required form; form "" = an unknown one."""
+    asked = f", {ANSWER_FORMS[form]}" if form in ANSWER_FORMS else ""
+    return f"(not in the form that was asked for{asked})"
 
 
 def verdict(record: dict) -> str:
