@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import random
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -568,7 +569,7 @@ class Bank:
 
 def _beside(path: Path, what: str) -> Path:
     """Return the file that SQLite keeps beside one."""
-    return Path(f"{path.resolve()}-{what}")
+    return Path(f"{os.path.realpath(path)}-{what}")  # of a loop of links as well
 
 
 def _text(intent: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from config.errors import UserError, first_line
-from config.files import read_yaml
+from config.files import make_folder, read_yaml
 
 
 class File(NamedTuple):
@@ -50,6 +50,7 @@ def get(name: str, out: Path, say: Callable[[str], None] = print) -> list[Path]:
     description, licence, files = SOURCES[name]
     folder = out / name
     say(f"{name}: {description}. Licence: {licence}. What lies in {folder} is checked and kept.")
+    make_folder(folder)  # before the network is asked for what it could not hold
     try:
         for file in files:
             if not (place := folder / file.name).exists():

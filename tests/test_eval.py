@@ -128,7 +128,7 @@ def test_a_row_says_what_happened(codec, tmp_path):
     }
     assert {k: row[k] for k in expected} == expected
     assert row["tokens_written"] == 13 + 2 + len(codec.encode("It is \\boxed{lima}.")) + 1
-    assert row["tokens_read"] > 2 * 24 and row["seconds"] >= 0 and row["mib"] > 50
+    assert row["tokens_read"] > 2 * 24 and row["seconds"] >= 0
     assert row["memory_tokens"] == (13 + len(codec.encode("No previous memory"))) / 2
     assert lines(tmp_path / "rows") == [row]
     # thoughts are no memory

@@ -246,7 +246,7 @@ def test_what_needs_no_torch_is_refused_without_it(tmp_path):
         }.items()
     } | {
         ("train", *runs, "--name", "t"): "there already", ("sft", *runs, "--name", "t"): "there al",
-        (*ask, *runs, "--name", "t"): "holds a run", ("eval", "--suite", "nobody"): "nobody",
+        (*ask, *runs, "--name", "t"): "another --name", ("eval", "--suite", "nobody"): "nobody",
         ("train", "--data", "no.json"): "No file at no.json",
         ("eval", "--data", "world.json", "--data", "no.json"): "No file at world.json",
         ("serve", "--cors", "http://a.b", "--cors", "a.b"): "'a.b' is no origin",

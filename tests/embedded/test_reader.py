@@ -11,7 +11,7 @@ import pytest
 import torch
 import typer.main
 from huggingface_hub import metadata_load
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import cli
 from agents.find import best_by_length, trained_agent
@@ -38,7 +38,7 @@ def parse(words):
 
 
 def test_each_command_parses_and_goes_on_from_the_one_before():
-    plan = reader.recipe(SOURCES, Path("out"), scale=0.5)
+    plan = reader.recipe(SOURCES, Path("out"))
     parsed = [parse(words) for words in plan.values()]
     assert [name for name, _ in parsed] == ["build"] * 4 + "sft sft sft train export".split()
     assert not any("xquad" in word for words in plan.values() for word in words)
@@ -48,7 +48,7 @@ def test_each_command_parses_and_goes_on_from_the_one_before():
         assert (
             given.get("adapter") == adapter and given["model"] == "smollm2" and given["seed"] == 0
         )
-        assert given["steps"] == round(steps / 2) and given["not_found"] == "say"
+        assert given["steps"] == steps and given["not_found"] == "say"
         for part in given["data"].split(","):
             folder = Path(part.partition("=")[0]).parent  # that an earlier command fills
             assert any(Path(path).parent == folder for path in made)
@@ -58,13 +58,10 @@ def test_each_command_parses_and_goes_on_from_the_one_before():
 
 
 def test_what_is_reported_was_not_trained_on():
-    for path, words in reader.evaluations(SOURCES, Path("out")).items():
+    for words in reader.evaluations(SOURCES, Path("out")).values():
         given = parse(words)[1]
-        policy = reader.EVALUATIONS[path.parent.name][0]
-        assert given["model"] == (f"out/{policy}" if policy else "smollm2")
+        assert given["model"] == "out/shipped" and given["data"] == (SOURCES["xquad"],)
         assert given["temperatures"] == (0.0,) and given["not_found"] == "say"
-        of_xquad = given["suite"] == "passages" and given["data"] == (SOURCES["xquad"],)
-        assert of_xquad or given["source_split"] == "validation"
 
 
 def test_what_is_there_is_not_made_again_and_a_failure_ends_the_call(tmp_path, monkeypatch):
@@ -104,25 +101,31 @@ def test_questions_with_an_answer_are_written_with_their_sentence(tmp_path):
     assert [(task.id, task.answers) for task in read(tmp_path / "out.json")] == right
 
 
-def test_ask_reads_with_what_answered_best(tmp_path):
-    def cells(length, tokens, **shares):
-        return [
-            {"agent": agent, "length": length, "mean": mean, "document_tokens": tokens}
-            for agent, mean in shares.items()
-        ]
+def answered(length, tokens, **shares):
+    """The cells of an evaluation at one length."""
+    return {"cells": [
+        {"agent": agent, "length": length, "mean": mean, "document_tokens": tokens}
+        for agent, mean in shares.items()
+    ]}  # fmt: skip
 
+
+def test_ask_reads_with_what_answered_best(tmp_path):
     of = {
-        "passages": cells(16, 2700.4, memagent=0.4, full=0.2, bm25=0.4, oracle=0.9)
-        + cells(4, 700.6, memagent=0.3, full=0.2, bm25=0.6),
-        "passages-256": cells(256, 46000.0, memagent=0.1, full=0.2, bm25=0.1, none=0.0),
-        "absent": cells(16, 2690.0, memagent=0.0, full=0.0, bm25=0.0)
-        + cells(4, 690.0, memagent=0.9, full=0.0, bm25=0.0),
-        "absent-256": cells(256, 45000.0, memagent=0.9, full=0.0, bm25=0.0),
-    }
-    of["passages"][2]["document_tokens"] = 500.0  # what bm25 has read of it
-    for name, found in of.items():
+        "passages": {"cells": [
+            *answered(16, 2700.4, memagent=0.4, full=0.2, bm25=0.4)["cells"],
+            *answered(4, 700.6, memagent=0.3, full=0.2, bm25=0.6)["cells"],
+        ]},
+        "passages-256": answered(256, 46000.0, memagent=0.1, full=0.2, bm25=0.1, none=0.0),
+        "absent": {"cells": [
+            *answered(16, 2690.0, memagent=0.0, full=0.0, bm25=0.0)["cells"],
+            *answered(4, 690.0, memagent=0.9, full=0.0, bm25=0.0)["cells"],
+        ]},
+        "absent-256": answered(256, 45000.0, memagent=0.9, full=0.0, bm25=0.0),
+    }  # fmt: skip
+    of["passages"]["cells"][2]["document_tokens"] = 500.0  # what bm25 has read of it
+    for name, summary in of.items():
         (tmp_path / name).mkdir()
-        (tmp_path / name / "summary.json").write_text(json.dumps({"cells": found}))
+        (tmp_path / name / "summary.json").write_text(json.dumps(summary))
     (tmp_path / "shipped").mkdir()
     (tmp_path / "shipped" / "agent.yaml").write_text("run: {agent: memagent}\n")
     reader.note_best(tmp_path / "shipped", tmp_path)
@@ -130,9 +133,23 @@ def test_ask_reads_with_what_answered_best(tmp_path):
     best = [(701, "bm25"), (2700, "memagent"), (46000, "memagent")]
     assert best_by_length(tmp_path / "shipped") == best
     assert trained_agent(tmp_path / "shipped") == "memagent"
-    assert best_by_length(READER) == [
-        *((tokens, "memagent") for tokens in (593, 2295, 9179)), (37802, "bm25")
-    ]  # fmt: skip
+
+
+def test_what_ships_is_in_bfloat16_with_its_settings(tmp_path):
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    save_file({"a": torch.tensor([1.5])}, adapter / reader.WEIGHTS)
+    for name in ("adapter_config.json", "agent.yaml", "trained_on.csv"):
+        (adapter / name).write_text(name)
+    reader.ship(adapter, tmp_path / "shipped")
+    assert load_file(tmp_path / "shipped" / reader.WEIGHTS)["a"].dtype == torch.bfloat16
+    assert (tmp_path / "shipped" / "agent.yaml").read_text() == "agent.yaml"
+
+
+def test_the_shipped_reader_says_what_answered_best_at_each_length():
+    best = best_by_length(READER)
+    assert [tokens for tokens, _ in best] == [593, 2295, 9179, 37802]
+    assert [agent for _, agent in best] == ["memagent"] * 3 + ["bm25"]
 
 
 LICENCES = {  # of what the adapters that ship were trained on

@@ -72,8 +72,12 @@ class Server:
 
     def reply(self, path, headers, content):
         self.keys.add(headers.get("Authorization"))
-        if not content:
-            return self.models or (200, {"data": [{"id": self.name, "max_model_len": self.window}]})
+        if not content or path == "/api/show":
+            card, names = {"id": self.name, "max_model_len": self.window}, [{"name": self.name}]
+            return self.models or (
+                200,
+                {"data": [card], "models": names},
+            )  # as an Ollama lists them
         body, up = json.loads(content), self.up
         with self.lock:
             self.now += 1
