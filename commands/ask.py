@@ -160,6 +160,8 @@ def prepare(paths: Sequence[str], config: AskConfig) -> tuple[Document, Answerer
     if config.name and (folder := files.run_path(config.runs, config.name)).exists():
         raise UserError(f"{folder} is there already: give another --name.")
     who = answerer(config)
+    if who.endpoint:  # a server that is not there is told of before a long document is read
+        open_answerer(who, with_answerer(config, who), (), 0).close()
     return documents.read(paths, config.document_s, config.document_mib), who
 
 
