@@ -20,7 +20,7 @@ from tokens.codec import Characters
 
 RULE = (
     "takes the door that most of the shown experiences name; mostly-right ones lead to the prize "
-    "with probability .97, others with .05; without any it guesses"
+    "with probability 0.97, others with 0.05; without any it guesses"
 )
 FOLLOWS, MISLED = 0.97, 0.05
 

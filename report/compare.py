@@ -16,7 +16,7 @@ from report.training import numbers, whole_rows
 from suites import name_of
 
 COMMON = "sub_em"  # which all rows have, of evaluations that are measured otherwise
-OF_A_FOLDER = {"name", "runs"}  # settings that differ without a difference
+OF_A_FOLDER = {"name", "runs", "agents"}  # settings that differ without a difference
 LAST = 10  # steps of a training that say what it has come to
 
 
