@@ -1,10 +1,4 @@
-"""Write the page of a run anew, at any time, or one of several evaluations side by side.
-
-Holds: `write_pages`, `report`, `print_comparison`. Leaves out: the pages (report/page.py,
-report/streams.py), what is compared and how (report/compare.py), what a folder holds
-(report/folder.py), whether a run goes on (report/status.py).
-Exercise it: `python cli.py report runs/demo`. Read next: report/folder.py.
-"""
+"""`report RUN` writes the pages of finished runs anew, `report A B` sets runs side by side."""
 
 from __future__ import annotations
 
