@@ -162,13 +162,19 @@ def _split(words: Sequence[str], terminal: bool) -> tuple[Sequence[str], str]:
 
 
 def _check_there(path: str) -> None:
-    """Raise a UserError for what is no file by its looks; others have theirs when they are read."""
+    """Raise a UserError for what is no file or folder."""
     if re.match(r"https?://", path):
         how = f'curl -s {shlex.quote(path)} | python cli.py ask - "QUESTION"'
         raise UserError(f"{clean(path)} is on the web: fetch it first, as in {how}.")
-    with suppress(OSError):  # what the system takes for no name
-        if Path(path).exists() or re.search(r"^-$|[/\\]|\.\w+$", path):
-            return
+    if path == "-":
+        return
+    try:
+        Path(path).stat()
+        return
+    except (OSError, ValueError) as error:  # a name with a NUL byte is a ValueError
+        why = getattr(error, "strerror", None) or "it is no name of a file"
+    if re.search(r"[/\\]|\.\w+$", path):
+        raise UserError(f"{clip(clean(path), 200)} cannot be read: {why}.")
     how = 'ask FILE... "QUESTION"'
     raise UserError(
         f"No file at {clip(clean(path), 200)}: a question is put in quotes and comes last, as in "

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from config.errors import UserError
-from config.realmodels import HUB, PACKAGED, base_of, named_folder
+from config.realmodels import HUB, PACKAGED, base_of, check_model, named_folder
 
 HUB_S = 3.0
 """Longest time in which the hub must take a connection."""
@@ -22,7 +22,7 @@ HUB_S = 3.0
 
 def check_here(config: object) -> None:
     """Raise a UserError for what the settings of a command name and this machine lacks: a device,
-    vLLM, or a model of the hub (`check_hub`). torch is not loaded for it."""
+    vLLM, a model's files (`check_model`) or one of the hub (`check_hub`). No torch is loaded."""
     if _lacks(config.device):
         raise UserError(f"No device {config.device} was found; use --device cpu.")
     if getattr(config, "endpoint", ()):
@@ -33,6 +33,7 @@ def check_here(config: object) -> None:
             "environment of its own, or use --engine transformers."
         )
     for name in filter(None, (config.model, getattr(config, "untrained", ""))):
+        check_model(name, tokenizer=True)
         check_hub(base_of(name))
 
 
