@@ -1,19 +1,19 @@
 """Mutants: how many small changes of the code its own tests notice.
 
-Holds: the sample of mutants, the tests of a module, the count. Leaves out: coverage.
-Exercise it: `pip install cosmic-ray==8.7.0 pytest-cov`, then `python dev/mutants.py --n 20` (200
-mutants took two and a half hours beside other work). Read next: dev/LESSONS.md.
+`pip install cosmic-ray==8.7.0 pytest-cov`, then `python dev/mutants.py --n 20` in a clone: the tree
+is changed while a mutant is tried, and put back. A mutant is one operator, number or condition of
+one module changed by cosmic-ray's operators. The sample depends on the code and the seed alone. The
+tests of a module are the files of its own room that name it. One run of all of them under coverage
+tells which test reaches which line: a mutant is tried on the tests that reach its lines, or on all
+tests of the module if none does, and is caught if one of them fails, or is not done in time.
 
-A mutant is one operator, number or condition of one module changed by cosmic-ray's operators. The
-sample depends on the code and the seed alone. The tests of a module are the files of its own room
-that name it. One run of all of them under coverage tells which test reaches which line: a mutant is
-tried on the tests that reach its lines, or on all tests of the module if none does, and is caught
-if one of them fails, or is not done in time. The tree is changed while a mutant is tried, and put
-back: run it in a clone.
+What the coverage told is kept beside the results (OUT.plan.json.gz), so that a later call begins
+without it; `--part 0/2` and `1/2` share the mutants between two calls, each in a clone of its own.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -27,7 +27,7 @@ from typing import Annotated
 import pytest
 import typer
 
-HERE = Path(__file__).resolve().parent.parent
+HERE = Path.cwd()  # the clone whose tests are tried
 MODULES = (
     "*.py", "tokens/*.py", "engines/hf.py", "models/logprobs.py", "agents/*.py", "suites/*.py",
     "tasks/*.py", "commands/*.py", "report/*.py", "config/*.py",
@@ -99,25 +99,33 @@ def reach(data: Path) -> dict[str, dict[int, list[str]]]:
     }
 
 
-def is_caught(
-    module: str, operator: str, occurrence: int, seconds: int, lines: dict[int, list[str]]
-) -> bool | None:
+def plan_of(sample: list[tuple[str, str, int]], data: Path) -> list[dict]:
+    """Return each mutant with the tests that reach its lines, and the test files of its module."""
+    from cosmic_ray import plugins
+    from cosmic_ray.mutating import mutate_code
+
+    reached, plan = reach(data), []
+    for module, operator, occurrence in sample:
+        old, files = (HERE / module).read_text(encoding="utf-8"), tests_of(module)
+        new = mutate_code(old, plugins.get_operator(operator)(), occurrence)
+        pairs = zip(old.split("\n"), (new or old).split("\n"), strict=False)
+        changed = [k for k, pair in enumerate(pairs, 1) if len({*pair}) > 1]
+        tests = {test for k in changed for test in reached.get(module, {}).get(k, [])}
+        tests = [t for file in files for t in sorted(tests) if t.split("::")[0] == file]
+        plan.append({"mutant": [module, operator, occurrence], "tests": tests, "files": files})
+    return plan
+
+
+def is_caught(mutant: list, tests: list[str], files: list[str], seconds: int) -> bool | None:
     """Try one mutant on the tests that reach its lines. None: there is no change to be made.
     seconds: of processor time, which does not depend on what else the machine does."""
     from cosmic_ray import plugins
     from cosmic_ray.mutating import use_mutation
 
-    files = tests_of(module)
-    with use_mutation(HERE / module, plugins.get_operator(operator)(), occurrence) as (old, new):
+    module, operator, occurrence = mutant
+    with use_mutation(HERE / module, plugins.get_operator(operator)(), occurrence) as (_, new):
         if new is None:
             return None
-        changed = [
-            k
-            for k, pair in enumerate(zip(old.split("\n"), new.split("\n"), strict=False), 1)
-            if len({*pair}) > 1
-        ]
-        reaching = {test for k in changed for test in lines.get(k, [])}
-        tests = [t for file in files for t in sorted(reaching) if t.split("::")[0] == file]
         for chosen in [tests, files] if tests else [files]:
             try:
                 done = subprocess.run(
@@ -142,23 +150,29 @@ def main(
     out: Annotated[Path, typer.Option(help="file of one line a mutant; goes on where it stops")] = (
         Path("mutants.jsonl")
     ),
+    part: Annotated[str, typer.Option(help="K/N: every N-th mutant from the K-th on")] = "0/1",
 ) -> None:
     """Try a sample of mutants, and print the share that the tests catch."""
-    everything, rng = mutants(), random.Random(seed)
-    places = rng.sample([*everything], min(n, len(everything)))
-    sample = [(place[0], rng.choice(everything[place]), place[2]) for place in places]
-    known = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    kept = out.with_suffix(".plan.json.gz")
+    if not kept.exists():
+        everything, rng = mutants(), random.Random(seed)
+        places = rng.sample([*everything], min(n, len(everything)))
+        sample = [(place[0], rng.choice(everything[place]), place[2]) for place in places]
+        plan = plan_of(sample, out.resolve().with_suffix(".coverage"))
+        kept.write_bytes(gzip.compress(json.dumps(plan).encode(), mtime=0))
+    plan = json.loads(gzip.decompress(kept.read_bytes()))
+    first, step = map(int, part.split("/"))
+    files = out.parent.glob(f"{out.stem}*.jsonl")
+    known = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     outcomes = {tuple(line["mutant"]): line["caught"] for line in known}
-    tests = reach(out.resolve().with_suffix(".coverage"))
     with out.open("a") as file:
-        for mutant in sample:
-            if mutant not in outcomes:
-                outcomes[mutant] = is_caught(*mutant, seconds, tests.get(mutant[0], {}))
+        for each in plan[first::step]:
+            if (mutant := tuple(each["mutant"])) not in outcomes:
+                outcomes[mutant] = is_caught(**each, seconds=seconds)
                 print(json.dumps({"mutant": mutant, "caught": outcomes[mutant]}), file=file)
                 file.flush()
-    tried = [outcomes[mutant] for mutant in sample if outcomes[mutant] is not None]
-    caught = sum(tried)
-    typer.echo(f"{caught} of {len(tried)} caught, {caught / len(tried):.1%}; of {len(everything)}")
+    tried = [caught for caught in outcomes.values() if caught is not None]
+    typer.echo(f"{sum(tried)} of {len(tried)} caught, {sum(tried) / len(tried):.1%}")
 
 
 if __name__ == "__main__":
