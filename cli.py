@@ -146,11 +146,12 @@ def serve(ctx: typer.Context, reader: AgentName = ""):
     settings, agent = divide(ctx.obj, ServeConfig)
     config = ServeConfig(**settings)
     typer.echo(f"Beginning a server at http://{config.host}:{config.port}.")
-    from commands.questions import How
-    from commands.serve import run
     from config.machine import check_here
 
     check_here(config)
+    from commands.questions import How
+    from commands.serve import run
+
     run(config, How(reader, settings=agent))
 
 

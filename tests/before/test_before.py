@@ -114,6 +114,14 @@ def test_a_report_is_made_and_readings_are_shown(before, name):
         ("evaluated", "eval", "part", "report runs/evaluated"),
         ("evaluated", "eval", "grammar", "eval --name evaluated --model runs/full/model --n 3"),
         ("streamed", "agent", "norm", "stream --name streamed --n 3 --epochs 2 --arms memrl"),
+        ("evaluated", "eval", "transcripts", "eval --name evaluated --model runs/full/model --n 3"),
+        (
+            "streamed",
+            "stream",
+            "fixed_order",
+            "stream --name streamed --n 3 --epochs 2 --arms memrl",
+        ),
+        ("streamed", "stream", "retries", "stream --name streamed --n 3 --epochs 2 --arms memrl"),
         ("streamed", "stream", "rules", "stream --name streamed --n 3 --epochs 2 --arms memrl"),
     ],
 )

@@ -1,12 +1,14 @@
 """`ask`: pages, the estimate, who answers, which agent reads, readings that are stopped."""
 
+import io
 import json
 import re
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from test_documents import pdf
 from test_endpoint import SECRET, Server
 from typer.testing import CliRunner
@@ -16,10 +18,11 @@ from agents import find
 from commands import ask as commands_ask
 from commands import screen
 from commands.ask import Step
+from commands.questions import Answer
 from config.errors import UserError
 from config.options import EMBEDDED
 from config.terminal import bar, console
-from data import NOT_FOUND
+from data import NOT_FOUND, Task
 from embedded import tiny
 from engines import local
 from engines.scripted import ScriptedEngine
@@ -132,6 +135,23 @@ def test_pages_of_the_memory_and_of_the_answer(monkeypatch, codec):
     assert -1 not in places and places == sorted(places)
     shown = CliRunner().invoke(cli.app, ["show", "runs/r"]).output
     assert "section 1 of" in shown and "reward" not in shown
+
+
+def test_what_is_said_of_a_reading_is_what_its_first_step_and_its_end_say(codec):
+    """The time is the first step's for each section and the answer."""
+    agent, to = tiny.agent(chunk_tokens=6).on(codec), Console(file=io.StringIO(), width=200)
+    document = Document(TEXT * 3, (Part(0, "a", "file", 0),), "a")
+    task = Task("a", "Where?", (), document.text)
+    shown, sections = screen.Screen(to), agent.sections(task)
+    turn = Turn(Prompt((), 9), [1], [2], [0.0], Finish.STOP, "x")
+    with shown.reading(document, agent, sections) as show:
+        for number in (1, 2):
+            show(Step(turn, "", 600.0, number))
+    end = replace(turn, prompt=Prompt((), 9, final=True, cut=7), response="Why: \\boxed{Lima}")
+    shown.answer(Answer("Where?", "Lima", *8 * [""]), "", Step(end, "", 1.0, 2), agent, ())
+    printed = to.file.getvalue()
+    assert printed.count(f"about {10 * (len(sections) + 1)} minutes") == 1
+    assert "7 tokens of the text were not read" in printed and "Why: \\boxed{Lima}" in printed
 
 
 @pytest.mark.parametrize(

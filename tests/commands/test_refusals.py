@@ -20,7 +20,14 @@ from commands import train
 from commands.dryrun import dry_run
 from config import machine
 from config.errors import UserError
-from config.options import GRPOConfig, RunConfig, settings_of_rows, without_url
+from config.options import (
+    EvalConfig,
+    GRPOConfig,
+    RunConfig,
+    ServeConfig,
+    settings_of_rows,
+    without_url,
+)
 from config.realmodels import check_model
 from dev import keeper
 from embedded import tiny
@@ -273,6 +280,13 @@ def test_what_needs_no_torch_is_refused_without_it(tmp_path):
     assert len(found) == len(wrong), done.stderr
     for (words, said_of_it), (code, output, loaded) in zip(wrong.items(), found, strict=True):
         assert code == 2 and said_of_it in output and not loaded, (words, output, loaded)
+
+
+def test_a_folder_that_is_no_model_is_refused_before_anything_is_imported_for_it(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    for config in (EvalConfig(untrained=str(tmp_path)), ServeConfig(model=str(tmp_path))):
+        with pytest.raises(UserError, match="has no"):
+            machine.check_here(config)
 
 
 # ---------------------------------------------------------------- standard output

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import os
+import tracemalloc
 from pathlib import Path
 
 import bombs
@@ -49,6 +50,16 @@ def test_what_unpacks_to_a_flood_is_refused_when_it_begins(tmp_path, reader):
         assert FLOOD in found or "MiB" in found
     else:
         refused(READERS[reader], paths, FLOOD, 2 << 30)
+
+
+def test_unpacking_sets_no_more_aside_than_a_file_may_have():
+    """gzip sets aside as much as it is asked for: the largest file would take its size twice."""
+    packed, most = io.BytesIO(gzip.compress(b"Lima")), 4 * FREE
+    tracemalloc.start()
+    assert unpacked(packed, "a.gz").read(most) == b"Lima"
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.5 * most
 
 
 def tried(path: Path) -> object:

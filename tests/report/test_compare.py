@@ -120,7 +120,7 @@ def test_settings_and_measures_that_differ_are_said():
     assert "demo by reward, b by sub_em" in sentence
     same = run("c", asked(5), suite="world"), run("d", asked(5), suite="", data=["world"])
     assert "suite" not in " ".join(remarks(side_by_side(same)))
-    first, second = (run(x, asked(3), model=x, seed=0, runs=x) for x in ("m", ""))
+    first, second = (run(x, asked(3), model=x, seed=0, runs=x, agents=[x]) for x in ("m", ""))
     second.title = "n"
     assert remarks(side_by_side([first, second])) == ["model: m m, n the default."]
 

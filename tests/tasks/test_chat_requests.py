@@ -142,6 +142,7 @@ GIVEN = "Summarize the given session as a 10-word title"
 @pytest.mark.parametrize("messages", [
     [said("Hello!")], [said(WHERE)], [said("Hello!\n\nHow are you?")], [said(f"Question: {WHERE}")],
     [said(SYSTEM, "system"), said("Hello!")], [said("Be brief.", "developer"), said(WHERE)],
+    [said("Anna went away. Where is Anna?")],  # three words are no text
     [said(TITLE)], [said(TITLE.replace("title", "1-3 broad tags"))], [said(NAMES)],
     [said(GIVEN, "system"), said(f"user: {ANNA}\nassistant: {ANNA}")],
 ])  # fmt: skip

@@ -173,7 +173,9 @@ def test_without_a_hub_one_sentence_comes(hub, tmp_path, monkeypatch):
     from huggingface_hub import constants
 
     (tmp_path / "file").write_text("")
-    assert "file" in refused("things", tmp_path / "file")
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("file", "loop"):
+        assert name in refused("things", tmp_path / name)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "Offline" in refused("things", tmp_path)
 
