@@ -103,8 +103,8 @@ def demo(
     app,
     AskConfig,
     ReadConfig,
-    everyday="model json name endpoint served_as device chunk_tokens memory_tokens",
-    more=find.classes,
+    everyday="model json quick name endpoint served_as device chunk_tokens memory_tokens",
+    more=find.classes_of_reading,
     usual=find.in_reading,
     examples='ask README.md "What does make demo train?"\nask docs/ "Who?" --agent bm25 --json',
 )

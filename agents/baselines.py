@@ -149,6 +149,14 @@ def words_of(text: str) -> list[str]:
     return [word for word in words(text) if len(word) > 1 or word > "\u0e00"]
 
 
+def best_sections(sections: Sequence[str], question: str, n: int) -> tuple[list[int], bool]:
+    """Return the n sections that match a question best, the best first, and whether a word of the
+    question has decided on them."""
+    sought, found = words_of(question), [*map(words_of, sections)]
+    matches = not {*sought}.isdisjoint(word for section in found for word in section)
+    return Lucene(found).best(sought, n), matches
+
+
 class BM25(AtOnce):
     """The `top_k` sections that match the question best (Lucene's BM25), in reading order, in one
     prompt."""
@@ -174,10 +182,9 @@ class BM25(AtOnce):
         """
         sections, room = self.sections(task), self.room(task.question)
         question = (task.probe or task).question  # without the answers to choose from
-        sought, found = words_of(question), [*map(words_of, sections)]
-        matches = not {*sought}.isdisjoint(word for section in found for word in section)
+        best, matches = best_sections(sections, question, self.config.top_k)
         cut, kept = sections.left_out, {}
-        for k in Lucene(found).best(sought, self.config.top_k):
+        for k in best:
             kept[k] = sections[k].ids[:room]
             cut += len(sections[k].ids) - len(kept[k])
             room = None if room is None else room - len(kept[k])

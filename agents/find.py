@@ -33,7 +33,7 @@ from config.options import (
 )
 from config.plugins import Finder, is_path
 from config.realmodels import check_model, is_adapter, settings_folder, titled
-from config.settings import from_yaml, hints_of
+from config.settings import hints_of
 from memagent import Agent
 
 # files of this folder that hold no agent
@@ -43,6 +43,7 @@ SHARED = {"bank", "calls", "demos", "find", "likeness", "pay", "retrieval", "rew
 BASELINES = dict.fromkeys(("bm25", "full", "none", "oracle"), "baselines")
 BASELINES |= dict.fromkeys(("evidence", "facts", "idle", "newest"), "store_baselines")
 DEFAULT = "memagent"
+FIRST = "bm25"  # which answers first in `ask`, from the sections that match the question best
 STATE = "agent_state.json"  # in a model folder: what `Agent.state` returned in training
 
 # what `train --resume` may change of a run: nothing that its steps so far depend on. How much is
@@ -194,7 +195,7 @@ def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict
     for name in ("weights", "contents"):  # no settings: of an evaluation (report/evaluation.py),
         raw.pop(name, None)  # and of what a run reads (commands/contents.py)
     sections = {name: values for name, values in raw.items() if isinstance(values, dict)}
-    sections.get("ask", {}).pop("best", None)  # `best_by_length` reads it
+    sections.get("ask", {}).pop("best", None)  # of an older model folder: nobody reads it
     evaluation, agents = sections.get("eval", {}), [sections.get("run", {}).get("agent")]
     agents += several if isinstance(several := evaluation.get("agents"), list) else []
     agents = [str(agent).partition("@")[0] for agent in agents]
@@ -275,21 +276,6 @@ def of_model(model: str | Path | None) -> dict:
         if not all(Path(place).is_relative_to(root) for place in places):
             raise UserError(f"{path} names templates outside the model's folder, {templates}.")
     return settings
-
-
-def best_by_length(model: str | Path | None) -> list[tuple[int, str]]:
-    """Return which agent a model answers best with, as measured: (most tokens of a document,
-    agent), by length; [] if nothing was measured.
-
-    In agent.yaml: `ask: {best: [[1000, full], [100000, bm25]]}`.
-    """
-    path, sections = _of_folder(model)
-    table = (files.read_yaml(path).get("ask") or {}) if sections else {}
-    best = from_yaml(table.get("best") or [], tuple[tuple[int, str], ...], f"{path}: ask.best")
-    for _, agent in best:
-        if not known(agent):
-            raise UserError(f"{path}: ask.best must name agents of agents/, not {agent!r}.")
-    return sorted(best)
 
 
 def trained_agent(
@@ -508,6 +494,12 @@ def agents_of(given: Given, flag: str = "agent") -> list[str]:
 def classes(given: Given, flag: str = "agent") -> list[type]:
     """Return the settings classes of `agents_of`, whose fields are flags too."""
     return [find(name).Config for name in agents_of(given, flag)]
+
+
+def classes_of_reading(given: Given) -> list[type]:
+    """Return the settings classes of who reads, and of who answers first if no agent is named."""
+    first = [] if {"agent", "preset"} & given.keys() else [find(FIRST).Config]
+    return classes(given) + first
 
 
 def in_force(

@@ -1,6 +1,10 @@
-"""Read a document with an agent and answer questions about it; nothing here prints.
+"""Read a document and answer questions about it, in two steps; nothing here prints.
 
-    paths ──> document ──> Reader (engine, agent) ──> steps, one a turn ──> answer ──> RUNS/NAME
+    paths ──> document ──> Reader ──> the sections that match best, read at once ──> first answer
+                                  ──> all of it ──> agrees? another? nothing? ──> RUNS/NAME
+
+A search by words answers in two seconds, and always answers. Whoever reads all notes nothing where
+there is nothing. Where the two agree the answer is likelier right than either alone would be.
 
 RUNS/NAME is written when a reading is finished, whole or not at all:
 
@@ -11,7 +15,9 @@ RUNS/NAME is written when a reading is finished, whole or not at all:
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,15 +27,16 @@ from itertools import count
 from pathlib import Path
 
 from agents import find
-from commands.questions import Answer, How
+from agents.baselines import UNMATCHED, best_sections
+from commands.questions import COUNTS, Answer, How
 from commands.screen import Screen, duration
 from config import files
-from config.errors import UserError, clean
+from config.errors import UserError, clean, clip
 from config.options import CACHE_TOKENS, TINY, AnsweringConfig, AskConfig, EvalConfig
 from config.realmodels import PACKAGED
 from config.settings import hints_of
 from config.terminal import command_line
-from data import Task, extract_answer
+from data import NOT_FOUND, Task, exact_match, extract_answer
 from engines.local import Answerer, answerer
 from engines.open import Use, open_reader
 from memagent import Agent, Finish, Trajectory, Turn
@@ -38,7 +45,7 @@ from report.reading import begins
 from report.records import record, record_turn
 from report.summary import write_text
 from rollout import Engine, Sampling, follow
-from tasks import documents
+from tasks import documents, quotes
 from tasks.documents import Document
 from tasks.pages import Places
 from tasks.served import SHORT_OF_MEMORY, Terms
@@ -48,6 +55,13 @@ SHORT_OF_A_WINDOW = 8192
 """The window that is assumed where a server does not say: today's are at least as long."""
 PATIENCE_S = 30
 """How long a request is tried again that a server fails: somebody waits."""
+FIRST_TOKENS = 512
+"""Longest section of those that the first answer comes from: a slow server gives it soon too."""
+LONGEST_S = 120
+"""All of a document is not read where that would take longer,"""
+BEST = 4
+"""but so many sections that match the question best."""
+ALL = "all of it"
 
 WORD = re.compile(r"\w+|[^\w ]")
 """What the embedded policy was trained on: each word and sign of it is one token."""
@@ -61,6 +75,64 @@ class Step:
     where: str
     seconds: float
     n_read: int
+
+
+class TooLong(Exception):
+    """Reading all of a document would take so many seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What an agent has read to its end, what it answers, and in words where that stands."""
+
+    agent: Agent
+    steps: Sequence[Step]
+    answer: Answer
+    words: str
+    part: str  # of the document, in words
+
+    def noted(self) -> str:
+        """Return the last memory, and where the section stands that it was written after."""
+        memory, places = self.answer.memory, [""]
+        for step in self.steps:
+            prompt, after = step.turn.prompt, self.agent.memory_after(record_turn(step.turn))
+            before, after = (clean(text).strip() for text in (prompt.memory, after))
+            places += [step.where] if not prompt.final and before != after == memory else []
+        return repr(clip(memory, 100)) + f" ({places[-1]})" * bool(places[-1])
+
+
+def part_of(n: int, of: int) -> str:
+    """Say which part of a document n of its sections are, those that match the question best.
+
+    >>> part_of(2, 68), part_of(1, 3), part_of(4, 4)
+    ('the 2 sections that match best, of 68', 'the section that matches best, of 3', 'all of it')
+    """
+    some = f"the {n} sections that match" if n > 1 else "the section that matches"
+    return ALL if n >= of else f"{some} best, of {of:,}"
+
+
+def not_found(part: str) -> str:
+    return NOT_FOUND if part == ALL else f"not found in {part}"
+
+
+def agree(one: str, other: str) -> bool:
+    """Tell whether two answers are the same, or one holds the words of the other.
+
+    >>> agree("in 1946", "1946"), agree("105", "1,050"), agree("the Yes", "yes"), agree("", "")
+    (True, False, True, False)
+    """
+    same = exact_match(one, [other]) or quotes.places(one, other) or quotes.places(other, one)
+    return bool(one and other and same)
+
+
+def only_best(agent: Agent, task: Task) -> Agent:
+    """Return an agent that reads of a task only the sections that match its question best."""
+    whole = agent.sections(task)
+    best, _ = best_sections(whole, task.question, BEST)
+    ids = [i for k in sorted(best) for i in whole[k].ids]
+    narrow = copy.copy(agent)
+    narrow.sections = lambda task: Sections(ids, whole.n_tokens, 0, agent.codec.decode)
+    return narrow
 
 
 # ---------------------------------------------------------------- who reads
@@ -117,39 +189,41 @@ def fit_sections(agent: Agent, window: int | None, settings: dict) -> tuple[Agen
 
 
 def candidates(config: AskConfig, how: How) -> list[Agent]:
-    """Return the agents that may read: the one that was said, else those that length decides on."""
-    policy = policy_of(config)
-    names = [how.agent or find.agent_of(how.preset, policy)]
-    if not how.given:
-        names += [name for _, name in find.best_by_length(policy)] or ["full"]
+    """Return the agents that may read: the one that was said, else whoever reads all of it, before
+    those who read at once."""
+    names = [how.agent or find.agent_of(how.preset, policy_of(config))]
+    if how.given and config.quick:
+        raise UserError(f"--quick and --{next(iter(how.given))} choose an agent: leave one out.")
+    names += [] if how.given else ["full", find.FIRST]
     return [make_agent(name, config, how) for name in dict.fromkeys(names)]
 
 
 def choose(
     agents: Sequence[Agent], document: Document, engine: Engine, config: AskConfig, how: How
-) -> tuple[Agent, str]:
-    """Return the agent that reads, and how and why in words: the length of the document decides
-    where the user has not."""
+) -> tuple[Agent | None, Agent, str]:
+    """Return the agent that answers first, if there are two steps, the one that reads all, and how
+    and why in words."""
     agent, policy = agents[0], policy_of(config)
-    named = {agent.name: agent for agent in agents}
     tokens, window = len(engine.codec.ids(document.text)), engine.window or SHORT_OF_A_WINDOW
     if how.given:
         why = f"as --{next(iter(how.given))} says"
-    elif best := find.best_by_length(policy):
-        longest, name = best[-1]
-        name = next((name for most, name in best if tokens <= most), name)
-        agent, why = named[find.find(name).name], "best at this length where it was measured"
-        if tokens > longest:
-            why = f"best at {longest:,} tokens, the longest that was measured"
     elif str(policy) not in PACKAGED and find.trained_agent(policy):  # those are as they came
         why = "the agent that the model was trained with"
     elif tokens <= window // 2:
-        agent, why = named["full"], f"since it fits half the window of {window:,} tokens"
+        agent, why = agents[1], f"since it fits half the window of {window:,} tokens"
     else:
         why = f"since it is longer than half the window of {window:,} tokens"
     agent, fits = fit_sections(agent, engine.window, how.settings)
     way = "all at once " if agent.name == "full" else "section by section " * agent.by_section
-    return agent, f"reading {way}with {agent.label}, {why}{fits}"
+    first = None if how.given else agents[-1]
+    if first and "chunk_tokens" not in how.settings:
+        size = min(first.config.chunk_tokens, FIRST_TOKENS)
+        first = first.with_settings(chunk_tokens=size)
+    if first and not agent.by_section:
+        at_once = first.config.top_k * first.config.chunk_tokens
+        first = None if agent.name == first.name or tokens <= at_once else first  # it reads all
+    begins_with = "first the sections that match best, then " if first else ""
+    return first, agent, f"reading {begins_with}{way}with {agent.label}, {why}{fits}"
 
 
 # ---------------------------------------------------------------- reading
@@ -193,7 +267,7 @@ class Reader:
             tell=lambda words: screen.say(words, "yellow"),
             settle=not screen.quiet,  # the threads of another program are its own
         )
-        self.agent, self.way = choose(agents, document, self.engine, config, how)
+        self.first, self.agent, self.way = choose(agents, document, self.engine, config, how)
         self.by, start = f"{who.said}, {self.way}", document.text[:1000]
         if config.model == TINY and len(self.engine.codec.ids(start)) > len(WORD.findall(start)):
             known = "only English such as 'Anna reached Lima.'"
@@ -205,26 +279,104 @@ class Reader:
     def ask(self, question: str) -> Answer:
         """Read, and answer. UserError: the reading has failed; nothing of it is kept."""
         files.make_folder(Path(self.config.runs))  # before a long reading
-        agent = self.agent.on(self.engine.codec, self.engine.window)
         task = Task(self.document.title, question, (), self.document.text, kind="asked")
+        agents = (self.first, self.agent)
+        at_once, whole = (
+            each and each.on(self.engine.codec, self.engine.window) for each in agents
+        )
+        if at_once is None:
+            alone = self._read(whole, task)
+            self.screen.answer(alone, self.document.remarks)
+            return self._keep([alone], alone.answer, alone.words)
+        n = len(at_once.sections(task))
+        first = self._read(at_once, task, part_of(min(n, at_once.config.top_k), n))
+        wrote_none = not first.answer.answer and first.steps[-1].turn.finish is Finish.STOP
+        if wrote_none or UNMATCHED in first.answer.remarks:  # it was shown any sections
+            first = replace(first, answer=first.answer.without(not_found(first.part)), words="")
+        self.screen.first(first, self.config.quick)
+        if self.config.quick:
+            return self._keep([first], first.answer, first.words)
+        second, remarks = self._second(whole, task)
+        return self._together(first, second, remarks)
+
+    def _second(self, agent: Agent, task: Task) -> tuple[Reading | None, list[str]]:
+        """Read all of a document, or where that takes too long the sections that match best, one by
+        one; and what is to be remarked. None: it was stopped or has failed."""
+        try:
+            try:
+                return self._read(agent, task, longest_s=LONGEST_S), []
+            except TooLong as error:
+                n, (seconds,) = len(agent.sections(task)), error.args
+                took = f"Reading all {n:,} sections would take about {duration(seconds)}"
+                narrow = only_best(agent, task)
+                part = part_of(len(narrow.sections(task)), n)
+                second = self._read(narrow, task, part, of=agent)
+                return second, [f"{took}: --agent {agent.label} does."]
+        except KeyboardInterrupt:
+            if self.screen.quiet:
+                raise
+            return None, ["The second reading was stopped."]
+        except UserError as error:  # the first answer is not lost by it
+            return None, [f"The second reading has failed: {error}"]
+
+    def _read(
+        self,
+        agent: Agent,
+        task: Task,
+        part: str = ALL,
+        longest_s: float = math.inf,
+        of: Agent | None = None,
+    ) -> Reading:
+        """Read to the end. of: the agent whose sections are all of the document's, if not this one.
+
+        UserError: the reading has failed. TooLong: it would take longer, as its first section says.
+        """
         sections, steps = agent.sections(task), []
         try:
-            with self.screen.reading(self.document, agent, sections) as show:
-                for step in self.steps(agent, task, sections):
+            with self.screen.reading(self.document, agent, sections, part == ALL) as show:
+                for step in self.steps(agent, task, (of or agent).sections(task)):
                     steps.append(step)
+                    expected_s = step.seconds * (len(sections) + 1)
+                    if agent.by_section and len(steps) == 1 and expected_s > longest_s:
+                        raise TooLong(expected_s)
                     if step.turn.finish not in (Finish.FULL, Finish.ERROR):  # why is said next
                         show(step)
         except UserError as error:
             raise UserError(f"{error}{self._advice(error, agent, steps)}") from error
-        answer, words = self.answer(question, agent, steps)
-        self.screen.answer(answer, words, steps[-1], agent, self.document.remarks)
-        trace = [
-            record_turn(step.turn) | {"where": step.where, "seconds": round(step.seconds, 4)}
-            for step in steps
-        ]
-        trajectory = Trajectory(task, [steps[-1].turn], seconds=answer.seconds)
-        whole = record(trajectory, agent, None, self.config.temperature) | {"turns": trace}
-        return self._keep(answer, words, agent, whole)
+        answer, words = self.answer(task.question, agent, steps)
+        if answer.answer == NOT_FOUND:
+            answer = replace(answer, answer=not_found(part))
+        return Reading(agent, steps, answer, words, part)
+
+    def _together(self, first: Reading, second: Reading | None, remarks: Sequence[str]) -> Answer:
+        """Judge the first answer by the second reading, show both and keep them."""
+        one, readings, words, why = first.answer, [first], first.words, ""
+        answer = replace(one, first=one.answer)
+        if second:
+            readings, two, part = [first, second], second.answer, second.part
+            answer = replace(
+                answer,
+                memory=two.memory,
+                agent=f"{one.agent}, {two.agent}",
+                seconds=round(one.seconds + two.seconds, 3),
+                remarks=[*dict.fromkeys((*one.remarks, *two.remarks))],
+                **{name: getattr(one, name) + getattr(two, name) for name in COUNTS},
+            )
+            if two.nothing:
+                answer = answer.without(two.answer)
+                answer, words = replace(answer, agrees=one.nothing), ""
+                why = f"Reading {part} noted nothing"
+                why += ": it is likely not in the document." if part == ALL else "."
+            elif agree(one.answer, two.answer):
+                answer = replace(answer, agrees=one.shared)
+                why = f"Reading {part} agrees: it noted {second.noted()}."
+                why += " But the sentence shares no word with the question." * (not one.shared)
+            else:
+                answer = replace(answer, agrees=False, other=two.answer)
+                why = f"Reading {part} found another answer: {two.answer or 'none'}. {second.words}"
+        answer = replace(answer, remarks=[*answer.remarks, *remarks])
+        self.screen.both(answer, words, why)
+        return self._keep(readings, answer, words, why)
 
     def steps(self, agent: Agent, task: Task, sections: Sections) -> Iterator[Step]:
         """Drive the agent, turn by turn."""
@@ -270,11 +422,11 @@ class Reader:
         )
         return answer, words
 
-    def _keep(self, answer: Answer, words: str, agent: Agent, whole: dict) -> Answer:
-        """Write a reading into RUNS/NAME, or RUNS/NAME-2, -3, ... where that is there already.
-
-        whole: its record, with all turns.
-        """
+    def _keep(
+        self, readings: Sequence[Reading], answer: Answer, words: str, why: str = ""
+    ) -> Answer:
+        """Write readings into RUNS/NAME, or RUNS/NAME-2, -3, ... where that is there already; its
+        page is of the last one. why: what the second one says of the first answer."""
         from report.page import write_reading
 
         stem = self.config.name or f"ask-{datetime.now():%Y%m%d-%H%M%S}"
@@ -282,21 +434,23 @@ class Reader:
         folders = (files.run_path(self.config.runs, name) for name in names)
         folder = next(folder for folder in folders if not folder.exists())
         facts = {
+            "two readings": why,
             "remarks": " ".join(answer.remarks),
             "read": self.document.title,
             "by": self.by,
             "took": duration(answer.seconds),
             "next question": command_line("ask", *self.paths, "QUESTION"),
         }
-        passages, shown = (
-            [answer.quote.strip("\u2026 "), answer.answer],
-            answer.answer + answer.aside,
-        )
+        passages = [answer.quote.strip("\u2026 "), answer.answer]
+        records = [self._record(reading, answer.question) for reading in readings]
+        agent, whole = readings[-1].agent, records[-1]
         run, asked = {"agent": agent.name}, asdict(replace(self.config, name=folder.name))
         more = agent.extras["files"](agent, whole["turns"]) if "files" in agent.extras else {}
+        lines = "".join(f"{json.dumps(record)}\n" for record in records)
         with files.making_folder(folder) as temporary:
-            for name, text in {"transcripts.jsonl": json.dumps(whole) + "\n", **more}.items():
+            for name, text in {"transcripts.jsonl": lines, **more}.items():
                 write_text(temporary / name, text)
+            shown = answer.answer + answer.aside
             write_reading(temporary, whole, facts, shown, words, passages)
             settings = asdict(self.agent.config)
             files.dump(temporary / "config.yaml", run=run, ask=asked, agent=settings)
@@ -305,6 +459,18 @@ class Reader:
         report = folder / "report.html"
         self.screen.say(f"The whole trace: {report}")
         return replace(answer, report=str(report))
+
+    def _record(self, reading: Reading, question: str) -> dict:
+        """Return a reading as a record, with all its turns."""
+        task = Task(self.document.title, question, (), self.document.text, kind="asked")
+        trace = [
+            record_turn(step.turn) | {"where": step.where, "seconds": round(step.seconds, 4)}
+            for step in reading.steps
+        ]
+        last, seconds = reading.steps[-1].turn, reading.answer.seconds
+        trajectory = Trajectory(task, [last], seconds=seconds)
+        whole = record(trajectory, reading.agent, None, self.config.temperature)
+        return whole | {"turns": trace}
 
 
 def remarks_on(agent: Agent, turn: Turn) -> list[str]:

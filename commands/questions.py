@@ -21,8 +21,10 @@ from rich.console import Console
 from config.errors import UserError, alone, clean, clip
 from config.options import AskConfig
 from config.terminal import console, next_step, say
+from data import NOT_FOUND
 
 NAMED = 3  # files that the first line names, at most
+COUNTS = ("prompt_tokens", "reused_tokens", "written_tokens")  # of an answer, which add up
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +60,31 @@ class Answer:
     prompt_tokens: int = 0
     reused_tokens: int = 0  # of the prompts, taken from the cache
     written_tokens: int = 0
+    shared: bool = True  # whether the sentence has a word of the question
+    first: str = ""  # the answer of the sections that match best; "" where one reading answers
+    agrees: bool | None = None  # whether reading all of it confirms the answer; None: it was not
+    other: str = ""  # the answer of the second reading, where it is another
 
     @property
     def page(self) -> int | None:
         """The page of the quote; None: not found, or a text without pages."""
         return next(iter(self.pages), None)
+
+    @property
+    def nothing(self) -> bool:
+        """Whether the answer is that there is none in what was read."""
+        return self.answer.startswith(NOT_FOUND.rpartition("the ")[0])
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether it stands nowhere, in no sentence about the question, or another one may be
+        right."""
+        return self.found is False or not self.shared or (self.agrees is False and not self.nothing)
+
+    def without(self, words: str) -> Answer:
+        """Return that nothing was found, in these words."""
+        nowhere = dict(found=None, pages=[], quote="", where="", shared=True)
+        return replace(self, answer=words, **nowhere)
 
     @property
     def aside(self) -> str:
@@ -73,7 +95,8 @@ class Answer:
 def ask(
     documents: str | Path | Sequence[str | Path], question: str, name: str = "", **settings
 ) -> Answer:
-    """Read documents and return the answer, as `cli.py ask` does, printing nothing.
+    """Read documents and return the answer, as `cli.py ask` does, printing nothing but a bar on
+    standard error where that is a terminal.
 
     settings: the flags of `cli.py ask` as they are called in Python: model, endpoint, agent,
     chunk_tokens, ... name: of the reading, kept in RUNS/NAME; without it nothing is kept.
@@ -91,7 +114,7 @@ def ask(
         from commands.ask import Reader, prepare
         from commands.screen import Screen
 
-    quiet = Screen(Console(quiet=True, force_terminal=False, force_jupyter=False))
+    quiet = Screen(Console(stderr=True, force_jupyter=False), quiet=True)
     with nullcontext() if name else TemporaryDirectory() as aside:
         given |= {"name": name or "ask"} | ({"runs": aside} if aside else {})
         config, how = AskConfig(**given), How(**flags, settings=settings)

@@ -1,5 +1,5 @@
-"""What `ask` shows of a reading, in a terminal or on a pipe: how long it takes, how the memory
-changes, the answer and where it stands."""
+"""What `ask` shows, in a terminal or on a pipe: how long reading takes, how the memory changes, the
+answers and where they stand."""
 
 from __future__ import annotations
 
@@ -21,34 +21,39 @@ from tasks.documents import Document
 from tokens.codec import Sections
 
 if TYPE_CHECKING:
-    from commands.ask import Step
+    from commands.ask import Reading, Step
     from commands.questions import Answer
 
 
 class Screen:
-    """Where a reading is shown; a quiet console shows nothing."""
+    """Where a reading is shown; what is quiet shows a bar at a terminal, and says nothing."""
 
-    def __init__(self, to: Console):
-        self.to, self.quiet = to, to.quiet
+    def __init__(self, to: Console, quiet: bool = False):
+        self.to, self.quiet = to, quiet
 
     def say(self, text: str | Styled, style: str = "") -> None:
-        say(text, style, self.to)
+        if not self.quiet:
+            say(text, style, self.to)
 
     @contextmanager
     def reading(
-        self, document: Document, agent: Agent, sections: Sections
+        self, document: Document, agent: Agent, sections: Sections, sized: bool = True
     ) -> Iterator[Callable[[Step], None]]:
-        """Show a reading from its beginning to its end; yield what shows a step of it."""
+        """Show a reading from its beginning to its end; yield what shows a step of it.
+
+        sized: say how long the document is.
+        """
         n = len(sections) if agent.by_section else 1
         with bar("sections", self.to) as progress:
-            visible = self.to.is_terminal or n > 10  # elsewhere a step has lines of its own
+            # elsewhere a step has lines of its own
+            visible = self.to.is_terminal or (n > 10 and not self.quiet)
             every = -(-n // 10)
             task = progress.add_task("reading", total=n, note="", every=every, visible=visible)
             estimated = False
 
             def show(step: Step) -> None:
                 nonlocal estimated
-                if agent.by_section and not estimated:
+                if sized and agent.by_section and not estimated:
                     estimated = True
                     self.say(estimate(document, agent, sections, step.seconds * (n + 1)))
                 for line in changes(step, agent, self.to.color_system is not None):
@@ -57,14 +62,13 @@ class Screen:
                 done = step.n_read if agent.by_section else 1
                 progress.update(task, completed=min(done, n), note=note)
 
-            if not agent.by_section:
+            if sized and not agent.by_section:
                 self.say(estimate(document, agent, sections))
             yield show
 
-    def answer(
-        self, answer: Answer, words: str, last: Step, agent: Agent, remarks: Sequence[str]
-    ) -> None:
-        """Show an answer. words: where it stands in the document. last: the step that gave it."""
+    def answer(self, reading: Reading, remarks: Sequence[str]) -> None:
+        """Show the answer of the one reading that was done."""
+        answer, last, agent = reading.answer, reading.steps[-1], reading.agent
         prompt, response = last.turn.prompt, clean(last.turn.response).strip()
         final, formed = answer.answer, extract_answer(response, agent.config.form)[1]
         unasked = prompt.given is not None  # answered by the agent, from an empty memory
@@ -78,17 +82,44 @@ class Screen:
         if not agent.by_section and last.where:
             rest = "" if "whole" in agent.extras else f"; --agent {find.DEFAULT} reads all of it"
             self.say(f"read: {last.where}{rest}", "dim")
-        nothing = "No answer: the model wrote none. Try another --agent or --model."
-        self.say(f"answer: {final}{answer.aside}" if final else nothing, "bold")
+        self._end(answer, f"answer: {final}{answer.aside}", reading.words)
         if final and not formed:
             self.say(unformed(agent.config.form), "dim")
         if unasked and final == NOT_FOUND:
             how = "--not-found guess lets the model answer all the same."
             self.say(f"Nothing was noted; {how}", "dim")
-        if words:
-            self.say(words)
         if remarks:
             self.say(f"Remarks: {' '.join(remarks)}", "yellow")
+
+    def first(self, reading: Reading, alone: bool) -> None:
+        """Show the first answer and what it comes from. alone: no second reading follows."""
+        answer, name = reading.answer, "answer" if alone else "first answer"
+        self._end(
+            answer, f"{name}, from {reading.part}: {answer.answer}{answer.aside}", reading.words
+        )
+        if not alone:
+            self.say("Reading all of it; Ctrl-C keeps the first answer.", "dim")
+
+    def both(self, answer: Answer, words: str, why: str) -> None:
+        """Show the answer of two readings, and why: what the second says of the first."""
+        if answer.nothing and answer.first != answer.answer:
+            crossed = self.to.color_system is not None
+            gone = answer.first if crossed else marked([("out", answer.first)])
+            self.say(Styled.assemble("first answer: ", (gone, "strike")))
+        name = "unsure" if answer.doubtful else "answer"
+        other = f", or: {answer.other}" * bool(answer.other)
+        self._end(answer, f"{name}: {answer.answer}{answer.aside}{other}", words)
+        if why:
+            self.say(why)
+        if answer.remarks:
+            self.say(f"Remarks: {' '.join(answer.remarks)}", "yellow")
+
+    def _end(self, answer: Answer, line: str, words: str) -> None:
+        """Show an answer's line, in bold where nothing speaks against it, and where it stands."""
+        nothing = "No answer: the model wrote none. Try another --agent or --model."
+        self.say(line if answer.answer else nothing, "" if answer.doubtful else "bold")
+        if words:
+            self.say(words)
 
 
 def changes(step: Step, agent: Agent, colours: bool) -> Iterator[Styled]:

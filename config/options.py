@@ -416,6 +416,8 @@ class AskConfig(AnsweringConfig, InFolder):
     """name of the reading, kept in RUNS/NAME; empty = ask-DATE"""
     json: bool = False
     """print a JSON list of the answers alone; all else goes to standard error"""
+    quick: bool = False
+    """answer from the sections that match the question best, and read no more"""
 
 
 @dataclass(frozen=True, kw_only=True)

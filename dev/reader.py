@@ -22,11 +22,10 @@ import sys
 from pathlib import Path
 
 import torch
-import yaml
 from safetensors.torch import load_file, save_file
 
 from config.errors import UserError
-from config.files import make_folder, read_yaml, replacing
+from config.files import make_folder
 from data import normalize_answer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,13 +76,12 @@ HELD_OUT = {  # suite -> which questions are evaluated, here and by bench.pipeli
     "passages": "--together 16 --n 96",
     "ruler-hqa": "--source-split validation --n 128",
 }
-# evaluation of what ships -> questions, lengths, weight in the choice of the agent that `ask` reads
-# with: one question in five is one whose document does not answer it
+# evaluation of what ships -> questions, lengths
 EVALUATIONS = {
-    "passages": ("passages", "4,16,64", 0.8),
-    "passages-256": ("passages", "256", 0.8),
-    "absent": ("passages --absent 1", "4,16,64", 0.2),
-    "absent-256": ("passages --absent 1", "256", 0.2),
+    "passages": ("passages", "4,16,64"),
+    "passages-256": ("passages", "256"),
+    "absent": ("passages --absent 1", "4,16,64"),
+    "absent-256": ("passages --absent 1", "256"),
 }
 
 
@@ -136,7 +134,7 @@ def recipe(sources: dict[str, str], out: Path, processes: int = 0) -> dict[Path,
 def evaluations(sources: dict[str, str], out: Path) -> dict[Path, list[str]]:
     """Return the commands of the evaluations, greedy, by the summary that each makes."""
     commands = {}
-    for name, (how, lengths, _) in EVALUATIONS.items():
+    for name, (how, lengths) in EVALUATIONS.items():
         words = ["eval", "--model", str(out / "shipped"), "--suite", *how.split()]
         words += [*HELD_OUT["passages"].split(), "--data", sources["xquad"]]
         words += ["--filler", sources["extra"], "--lengths", lengths, "--agents"]
@@ -168,39 +166,6 @@ def ship(adapter: Path, folder: Path) -> None:
     for name in ("adapter_config.json", "agent.yaml", "trained_on.csv"):
         shutil.copy(adapter / name, folder)
     save_file(weights, folder / WEIGHTS, {"format": "pt"})
-
-
-def best_by_length(summaries: list[tuple[dict, float]]) -> list[list]:
-    """Return [tokens of the documents, the agent that answered best], for `ask`, by length.
-
-    summaries: of evaluations, with their weights. A tie is won by the agent that reads section by
-    section.
-    """
-    means: dict[int, dict[str, float]] = {}  # number of passages -> agent -> weighted mean
-    tokens: dict[int, float] = {}  # of the whole document: bm25 has read less of it
-    for summary, weight in summaries:
-        for cell in summary["cells"]:
-            n, agent = cell["length"], cell["agent"]
-            at = means.setdefault(n, {})
-            at[agent] = at.get(agent, 0.0) + weight * cell["mean"]
-            tokens[n] = max(tokens.get(n, 0), cell["document_tokens"])
-    return [
-        [round(tokens[n]), max(at, key=lambda name: (at[name], name == "memagent", name))]
-        for n, at in sorted(means.items())
-    ]
-
-
-def note_best(folder: Path, out: Path) -> None:
-    """Write into the settings of the adapter in `folder` which agent `ask` reads with."""
-    best = best_by_length(
-        [
-            (json.loads((out / name / "summary.json").read_text()), weight)
-            for name, (*_, weight) in EVALUATIONS.items()
-        ]
-    )
-    settings = read_yaml(folder / "agent.yaml") | {"ask": {"best": best}}
-    with replacing(folder / "agent.yaml") as path:
-        path.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
 
 
 # ---------------------------------------------------------------- questions with their sentence
@@ -267,11 +232,8 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         write_sentences(sources["sentences"], out / SENTENCES)
         run(commands)
-        if not (shipped / WEIGHTS).exists():  # its settings may say what was measured of it
-            ship(out / "reader-adapter", shipped)
+        ship(out / "reader-adapter", shipped)
         run(after)
-        if after:
-            note_best(shipped, out)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

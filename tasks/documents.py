@@ -121,7 +121,8 @@ class Document:
         if n := len(quote.others):
             words += f", and in {n:,} more place{'s' if n > 1 else ''}"
             words += f": {elsewhere}" if elsewhere else ""
-        return {"found": True, "pages": [*pages], "quote": quote.text, "where": where}, words
+        found = {"found": True, "pages": [*pages], "quote": quote.text, "where": where}
+        return found | {"shared": quote.shared}, words
 
 
 def _number(run: Sequence[Part]) -> str:

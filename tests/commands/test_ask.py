@@ -17,7 +17,7 @@ import cli
 from agents import find
 from commands import ask as commands_ask
 from commands import screen
-from commands.ask import Step
+from commands.ask import ALL, FIRST_TOKENS, Reading, Step
 from commands.questions import Answer
 from config.errors import UserError
 from config.options import EMBEDDED
@@ -148,7 +148,8 @@ def test_what_is_said_of_a_reading_is_what_its_first_step_and_its_end_say(codec)
         for number in (1, 2):
             show(Step(turn, "", 600.0, number))
     end = replace(turn, prompt=Prompt((), 9, final=True, cut=7), response="Why: \\boxed{Lima}")
-    shown.answer(Answer("Where?", "Lima", *8 * [""]), "", Step(end, "", 1.0, 2), agent, ())
+    answer, steps = Answer("Where?", "Lima", *8 * [""]), [Step(end, "", 1.0, 2)]
+    shown.answer(Reading(agent, steps, answer, "", ALL), ())
     printed = to.file.getvalue()
     assert printed.count(f"about {10 * (len(sections) + 1)} minutes") == 1
     assert "7 tokens of the text were not read" in printed and "Why: \\boxed{Lima}" in printed
@@ -390,8 +391,9 @@ def test_an_ollama_is_asked_in_sections_that_fit_its_window(monkeypatch, server)
     as_ollama(monkeypatch, server, 4096)
     printed = run("a.txt", "Where is Anna?")
     assert "in sections of 1,024 tokens for its window of 3,072" in printed
-    sent = contents(server)
+    first, *sent = contents(server)
     assert len(sent) > 18 and max(map(len, sent)) < 4 * 1024 + 2000
+    assert len(first) < 4 * 4 * FIRST_TOKENS + 1000  # four shorter ones that match best
 
 
 def test_a_server_is_asked_before_a_document_is_read(monkeypatch):
@@ -486,25 +488,19 @@ def chosen(monkeypatch, codec, tokens, window=None, model="tiny", **config):
 
 
 def test_the_length_of_a_document_decides_which_agent_reads(monkeypatch, codec):
-    at_once, by_section = (chosen(monkeypatch, codec, n, 1600) for n in (400, 4000))
-    assert at_once.startswith("all at once with full, ")
-    assert by_section.startswith("section by section with memagent, since it is longer")
+    short, at_once, by_section = (chosen(monkeypatch, codec, n, 1600) for n in (90, 400, 4000))
+    first = "first the sections that match best, then "
+    assert short.startswith("all at once with full, since it fits half the window")
+    assert at_once == f"{first}{short}"
+    assert by_section.startswith(f"{first}section by section with memagent, since it is longer")
     shutil.copytree(EMBEDDED, "m")
-    settings = Path("m/agent.yaml").read_text()
-    Path("m/agent.yaml").write_text(settings + "ask: {best: [[4000, bm25], [200, full]]}\n")
-    lines = [chosen(monkeypatch, codec, n, model="m") for n in (100, 2000, 9000)]
-    assert lines == [
-        "all at once with full, best at this length where it was measured",
-        "with bm25, best at this length where it was measured",
-        "with bm25, best at 4,000 tokens, the longest that was measured",
-    ]
     assert chosen(monkeypatch, codec, 100, model="m", agent="none") == "with none, as --agent says"
-    for wrong in ("[[x, full]]", "[full]", "[[5, nobody]]", "3"):
-        Path("m/agent.yaml").write_text(settings + f"ask: {{best: {wrong}}}\n")
-        assert "memagent: " in run("a.txt", "Where?", "--model", "m", code=2)
-    Path("m/agent.yaml").write_text(settings + "run: {agent: memagent}\n")
+    with Path("m/agent.yaml").open("a") as file:
+        file.write("run: {agent: memagent}\n")
     line = chosen(monkeypatch, codec, 100, model="m")
-    assert line == "section by section with memagent, the agent that the model was trained with"
+    assert line == (
+        f"{first}section by section with memagent, the agent that the model was trained with"
+    )
 
 
 # ---------------------------------------------------------------- the estimate

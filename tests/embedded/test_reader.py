@@ -14,7 +14,6 @@ from huggingface_hub import metadata_load
 from safetensors.torch import load_file, save_file
 
 import cli
-from agents.find import best_by_length, trained_agent
 from config.errors import UserError
 from config.options import EMBEDDED, READER
 from config.realmodels import PACKAGED, adapter_config, is_adapter, named_folder
@@ -101,40 +100,6 @@ def test_questions_with_an_answer_are_written_with_their_sentence(tmp_path):
     assert [(task.id, task.answers) for task in read(tmp_path / "out.json")] == right
 
 
-def answered(length, tokens, **shares):
-    """The cells of an evaluation at one length."""
-    return {"cells": [
-        {"agent": agent, "length": length, "mean": mean, "document_tokens": tokens}
-        for agent, mean in shares.items()
-    ]}  # fmt: skip
-
-
-def test_ask_reads_with_what_answered_best(tmp_path):
-    of = {
-        "passages": {"cells": [
-            *answered(16, 2700.4, memagent=0.4, full=0.2, bm25=0.4)["cells"],
-            *answered(4, 700.6, memagent=0.3, full=0.2, bm25=0.6)["cells"],
-        ]},
-        "passages-256": answered(256, 46000.0, memagent=0.1, full=0.2, bm25=0.1, none=0.0),
-        "absent": {"cells": [
-            *answered(16, 2690.0, memagent=0.0, full=0.0, bm25=0.0)["cells"],
-            *answered(4, 690.0, memagent=0.9, full=0.0, bm25=0.0)["cells"],
-        ]},
-        "absent-256": answered(256, 45000.0, memagent=0.9, full=0.0, bm25=0.0),
-    }  # fmt: skip
-    of["passages"]["cells"][2]["document_tokens"] = 500.0  # what bm25 has read of it
-    for name, summary in of.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "summary.json").write_text(json.dumps(summary))
-    (tmp_path / "shipped").mkdir()
-    (tmp_path / "shipped" / "agent.yaml").write_text("run: {agent: memagent}\n")
-    reader.note_best(tmp_path / "shipped", tmp_path)
-    # among four .8 * .3 + .2 * .9 = .42 against .48; among 256 .26 against .16
-    best = [(701, "bm25"), (2700, "memagent"), (46000, "memagent")]
-    assert best_by_length(tmp_path / "shipped") == best
-    assert trained_agent(tmp_path / "shipped") == "memagent"
-
-
 def test_what_ships_is_in_bfloat16_with_its_settings(tmp_path):
     adapter = tmp_path / "adapter"
     adapter.mkdir()
@@ -144,12 +109,6 @@ def test_what_ships_is_in_bfloat16_with_its_settings(tmp_path):
     reader.ship(adapter, tmp_path / "shipped")
     assert load_file(tmp_path / "shipped" / reader.WEIGHTS)["a"].dtype == torch.bfloat16
     assert (tmp_path / "shipped" / "agent.yaml").read_text() == "agent.yaml"
-
-
-def test_the_shipped_reader_says_what_answered_best_at_each_length():
-    best = best_by_length(READER)
-    assert [tokens for tokens, _ in best] == [593, 2295, 9179, 37802]
-    assert [agent for _, agent in best] == ["memagent"] * 3 + ["bm25"]
 
 
 LICENCES = {  # of what the adapters that ship were trained on

@@ -66,13 +66,6 @@ def test_a_models_folder_runs_no_code(words, name, tmp_path):
     assert not any(mark.exists() for mark in marks)
 
 
-def test_nor_does_its_measured_best(tmp_path):
-    door.model(Path("m"), ask={"best": [[10, "m/notes.py"]]})
-    mark = door.code(Path("m/notes.py"))
-    assert "ask.best must name agents of agents/" in said(*ASK, "--model", "m")
-    assert not mark.exists()
-
-
 @pytest.mark.parametrize(
     ("words", "runs"),
     [
