@@ -85,6 +85,7 @@ class TooLong(Exception):
 class Reading:
     """What an agent has read to its end, what it answers, and in words where that stands."""
 
+    task: Task
     agent: Agent
     steps: Sequence[Step]
     answer: Answer
@@ -99,6 +100,15 @@ class Reading:
             before, after = (clean(text).strip() for text in (prompt.memory, after))
             places += [step.where] if not prompt.final and before != after == memory else []
         return repr(clip(memory, 100)) + f" ({places[-1]})" * bool(places[-1])
+
+    def record(self, temperature: float) -> dict:
+        """Return it as `report.records` has readings, with all its turns."""
+        trace = [
+            record_turn(step.turn) | {"where": step.where, "seconds": round(step.seconds, 4)}
+            for step in self.steps
+        ]
+        trajectory = Trajectory(self.task, [self.steps[-1].turn], seconds=self.answer.seconds)
+        return record(trajectory, self.agent, None, temperature) | {"turns": trace}
 
 
 def part_of(n: int, of: int) -> str:
@@ -280,14 +290,12 @@ class Reader:
         """Read, and answer. UserError: the reading has failed; nothing of it is kept."""
         files.make_folder(Path(self.config.runs))  # before a long reading
         task = Task(self.document.title, question, (), self.document.text, kind="asked")
-        agents = (self.first, self.agent)
-        at_once, whole = (
-            each and each.on(self.engine.codec, self.engine.window) for each in agents
-        )
-        if at_once is None:
-            alone = self._read(whole, task)
+        agent = self.agent.on(self.engine.codec, self.engine.window)
+        if self.first is None:
+            alone = self._read(agent, task)
             self.screen.answer(alone, self.document.remarks)
             return self._keep([alone], alone.answer, alone.words)
+        at_once = self.first.on(self.engine.codec, self.engine.window)
         n = len(at_once.sections(task))
         first = self._read(at_once, task, part_of(min(n, at_once.config.top_k), n))
         wrote_none = not first.answer.answer and first.steps[-1].turn.finish is Finish.STOP
@@ -296,8 +304,7 @@ class Reader:
         self.screen.first(first, self.config.quick)
         if self.config.quick:
             return self._keep([first], first.answer, first.words)
-        second, remarks = self._second(whole, task)
-        return self._together(first, second, remarks)
+        return self._together(first, *self._second(agent, task))
 
     def _second(self, agent: Agent, task: Task) -> tuple[Reading | None, list[str]]:
         """Read all of a document, or where that takes too long the sections that match best, one by
@@ -336,8 +343,9 @@ class Reader:
             with self.screen.reading(self.document, agent, sections, part == ALL) as show:
                 for step in self.steps(agent, task, (of or agent).sections(task)):
                     steps.append(step)
-                    expected_s = step.seconds * (len(sections) + 1)
-                    if agent.by_section and len(steps) == 1 and expected_s > longest_s:
+                    # a first step may take longer than others: the second one decides
+                    expected_s = min(each.seconds for each in steps) * (len(sections) + 1)
+                    if agent.by_section and len(steps) == 2 and expected_s > longest_s:
                         raise TooLong(expected_s)
                     if step.turn.finish not in (Finish.FULL, Finish.ERROR):  # why is said next
                         show(step)
@@ -346,7 +354,7 @@ class Reader:
         answer, words = self.answer(task.question, agent, steps)
         if answer.answer == NOT_FOUND:
             answer = replace(answer, answer=not_found(part))
-        return Reading(agent, steps, answer, words, part)
+        return Reading(task, agent, steps, answer, words, part)
 
     def _together(self, first: Reading, second: Reading | None, remarks: Sequence[str]) -> Answer:
         """Judge the first answer by the second reading, show both and keep them."""
@@ -442,7 +450,7 @@ class Reader:
             "next question": command_line("ask", *self.paths, "QUESTION"),
         }
         passages = [answer.quote.strip("\u2026 "), answer.answer]
-        records = [self._record(reading, answer.question) for reading in readings]
+        records = [reading.record(self.config.temperature) for reading in readings]
         agent, whole = readings[-1].agent, records[-1]
         run, asked = {"agent": agent.name}, asdict(replace(self.config, name=folder.name))
         more = agent.extras["files"](agent, whole["turns"]) if "files" in agent.extras else {}
@@ -459,18 +467,6 @@ class Reader:
         report = folder / "report.html"
         self.screen.say(f"The whole trace: {report}")
         return replace(answer, report=str(report))
-
-    def _record(self, reading: Reading, question: str) -> dict:
-        """Return a reading as a record, with all its turns."""
-        task = Task(self.document.title, question, (), self.document.text, kind="asked")
-        trace = [
-            record_turn(step.turn) | {"where": step.where, "seconds": round(step.seconds, 4)}
-            for step in reading.steps
-        ]
-        last, seconds = reading.steps[-1].turn, reading.answer.seconds
-        trajectory = Trajectory(task, [last], seconds=seconds)
-        whole = record(trajectory, reading.agent, None, self.config.temperature)
-        return whole | {"turns": trace}
 
 
 def remarks_on(agent: Agent, turn: Turn) -> list[str]:

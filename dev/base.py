@@ -299,7 +299,7 @@ def examples(
         prompt = asking(memagent, name, task, section, memory=memory)
         yield example(codec, prompt, demonstrate(rng, prompt, task.question, careful))
     for final in [False] * config.recalls + [True] * config.recall_answers:
-        task = draw(3, worlds.KINDS)
+        task = draw(3, ("one_fact", "two_hop", "two_hop_reverse"))
         parts = codec.cut(task.document, rememr1.config.chunk_tokens)
         n = len(parts) if final else rng.randrange(3)
         before = [parse_facts(section) for section in parts[:n]]

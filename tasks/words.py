@@ -7,6 +7,7 @@ KINDS = {
     "one_fact": "that need one fact",
     "two_hop": "that need two connected facts",
     "two_hop_reverse": "that need two connected facts, told in reverse order",
+    "changed": "of which the later of two facts holds",
     "ledger": "about where somebody is now",
     "niah_single_1": "for one number hidden in filler",
     "niah_single_2": "for one number hidden in essays",

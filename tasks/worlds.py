@@ -7,10 +7,12 @@ person follows a person or comes to a place. The question is always "Where is X?
   one_fact         "Anna reached Lima."                                           Lima
   two_hop          "Anna joined Boris. ... Boris reached Lima."                   Lima
   two_hop_reverse  "Boris reached Lima. ... Anna joined Boris."                   Lima
+  changed          "Anna reached Lima. ... Anna toured Oslo."                     Oslo
 
 In two_hop_reverse a one-pass reader with a small memory cannot know, at the first fact, that it
 will matter: the case for looking back, reported apart. X, and the person whom X follows, are the
-subject of exactly one sentence of their document; anyone else may be the subject of any number.
+subject of exactly one sentence of their document, in changed of two; anyone else may be the subject
+of any number. Between the facts may stand the sentences of a text, which say nothing of them.
 
 Splits are splits of *facts* (pairs of subject and object): a fact of the test split never occurs in
 any training document, neither as evidence nor as filler; nor does one of the dev split, on which
@@ -20,7 +22,8 @@ settings are chosen.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from data import Pool, Task
 
@@ -40,7 +43,7 @@ PLACES = (
 ).split()
 TO_PLACE = ("reached", "entered", "toured")
 TO_PERSON = ("joined", "followed", "met")
-KINDS = ("one_fact", "two_hop", "two_hop_reverse")
+KINDS = ("one_fact", "two_hop", "two_hop_reverse", "changed")
 SPLITS = ("train", "dev", "test")
 FACTS_PER_SECTION = 6  # a sentence is 4 tokens of the embedded tokenizer, a section 24
 
@@ -91,6 +94,10 @@ def make_facts(
     x = rng.choice(PEOPLE)
     if kind == "one_fact":
         evidence = [_fact(rng, x, True, split)]
+    elif kind == "changed":
+        evidence = [_fact(rng, x, True, split)] * 2
+        while evidence[0][2] == evidence[1][2]:
+            evidence[1] = _fact(rng, x, True, split)
     else:
         first = _fact(rng, x, False, split)
         evidence = [first, _fact(rng, first[2], True, split)]
@@ -107,24 +114,41 @@ def make_facts(
     return facts, positions
 
 
-def make_task(seed: int | str, n_sections: int, kind: str, split: str = "train") -> Task:
-    """Make one task, a function of its arguments, with `n_sections * FACTS_PER_SECTION` facts."""
+def make_task(
+    seed: int | str, n_sections: int, kind: str, split: str = "train", filler: Sequence[str] = ()
+) -> Task:
+    """Make one task, a function of its arguments, with `n_sections * FACTS_PER_SECTION` facts.
+
+    filler: sentences; then there are as many facts as sections, each before one of these, which
+    follow each other from anywhere on.
+    """
     rng = random.Random(f"{seed}/{n_sections}/{kind}/{split}")
-    facts, gold = make_facts(rng, n_sections * FACTS_PER_SECTION, kind, split)
+    n_facts = max(2, n_sections) if filler else n_sections * FACTS_PER_SECTION
+    facts, gold = make_facts(rng, n_facts, kind, split)
+    texts = [*map(sentence, facts)]
+    if filler:
+        first = rng.randrange(len(filler))
+        between = (filler[(first + k) % len(filler)] for k in range(n_facts))
+        texts = [*chain.from_iterable(zip(texts, between, strict=True))]
     return Task(
         id=f"{kind}-{split}-{n_sections}-{seed}",
         question=f"Where is {facts[gold[0]][0]}?",
         answers=(facts[gold[-1]][2],),
-        pool=Pool([], [*map(sentence, facts)], "words"),
-        order=range(len(facts)),
-        gold=tuple(gold),
+        pool=Pool([], texts, "words"),
+        order=range(len(texts)),
+        gold=tuple(k * len(texts) // n_facts for k in gold),
         kind=kind,
         dataset="world",
     )
 
 
 def make_tasks(
-    seed: int, n: int, n_sections: int, kind: str, split: str = "train"
+    seed: int,
+    n: int,
+    n_sections: int,
+    kind: str,
+    split: str = "train",
+    filler: Sequence[str] = (),
 ) -> Iterator[Task]:
     """Make n tasks, one after the other."""
-    return (make_task(f"{seed}.{i}", n_sections, kind, split) for i in range(n))
+    return (make_task(f"{seed}.{i}", n_sections, kind, split, filler) for i in range(n))

@@ -149,7 +149,7 @@ def test_what_is_said_of_a_reading_is_what_its_first_step_and_its_end_say(codec)
             show(Step(turn, "", 600.0, number))
     end = replace(turn, prompt=Prompt((), 9, final=True, cut=7), response="Why: \\boxed{Lima}")
     answer, steps = Answer("Where?", "Lima", *8 * [""]), [Step(end, "", 1.0, 2)]
-    shown.answer(Reading(agent, steps, answer, "", ALL), ())
+    shown.answer(Reading(task, agent, steps, answer, "", ALL), ())
     printed = to.file.getvalue()
     assert printed.count(f"about {10 * (len(sections) + 1)} minutes") == 1
     assert "7 tokens of the text were not read" in printed and "Why: \\boxed{Lima}" in printed

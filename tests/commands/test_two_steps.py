@@ -105,9 +105,9 @@ def test_of_what_is_too_long_the_best_sections_are_read(monkeypatch, codec, note
     scripted(monkeypatch, codec, script := answers("Lima", "Lima", note))
     (found,) = told("a.txt", QUESTION, *FLAGS)
     updates = [prompt for prompt in script.prompts if not prompt.final]
-    assert len(updates) == 1 + 4  # one told how long reading all would take
-    places = [Path("a.txt").read_text().find(prompt.section.strip()) for prompt in updates[1:]]
-    assert places == sorted(places) and any("Anna" in prompt.section for prompt in updates[1:])
+    assert len(updates) == 2 + 4  # two told how long reading all would take
+    places = [Path("a.txt").read_text().find(prompt.section.strip()) for prompt in updates[2:]]
+    assert places == sorted(places) and any("Anna" in prompt.section for prompt in updates[2:])
     assert any("--agent memagent" in remark for remark in found["remarks"])
     assert found["agrees"] is bool(note)
     if not note:

@@ -15,13 +15,16 @@ def test_the_evidence_answers_the_question_and_nothing_else_does(kind, split):
         assert len(facts) == 5 * worlds.FACTS_PER_SECTION
         evidence = [facts[i] for i in task.gold]
         assert task.question == f"Where is {evidence[0][0]}?" and task.answers == (evidence[-1][2],)
-        assert [f[0] for f in evidence] == (
-            [evidence[0][0]] if kind == "one_fact" else [evidence[0][0], evidence[0][2]]
-        )
-        for fact in evidence:  # its subject is the subject of nothing else
-            assert [f for f in facts if f[0] == fact[0]] == [fact]
+        x, _, y = evidence[0]
+        subjects = {"one_fact": [x], "changed": [x, x]}.get(kind, [x, y])
+        assert [fact[0] for fact in evidence] == subjects
+        # nothing else is said of them
+        assert [f for f in facts if f[0] in subjects] == [facts[i] for i in sorted(task.gold)]
         assert list(task.gold) == sorted(task.gold, reverse=kind == "two_hop_reverse")
-        assert base.chain(task.question, facts) == evidence
+        if kind == "changed":
+            assert y in worlds.PLACES and task.answers != (y,)
+        else:
+            assert base.chain(task.question, facts) == evidence
         assert {worlds.split_of(f[0], f[2]) for f in evidence} == {split}
 
 
@@ -36,6 +39,21 @@ def test_facts_of_the_test_and_dev_splits_stand_in_no_training_document():
     assert len(seen) > 4000
     for pairs in (seen, facts(1, 50, "two_hop", "test", gold=False)):
         assert {worlds.split_of(*pair) for pair in pairs} == {"train"}
+
+
+@pytest.mark.parametrize("kind", worlds.KINDS)
+def test_between_the_facts_stand_the_sentences_of_a_text(kind):
+    filler = [f"It was day {k}." for k in range(7)]
+    bare = worlds.make_task("s", 9, kind, "dev", filler[:0])
+    task = worlds.make_task("s", 9, kind, "dev", filler)
+    texts = [task.pool.texts[k] for k in task.order]
+    assert len(bare.order) == 6 * 9 and len(texts) == 2 * 9
+    first = filler.index(texts[1])
+    assert texts[1::2] == [filler[(first + k) % 7] for k in range(9)]
+    notes = [texts[k] for k in task.gold]
+    assert task.question == f"Where is {notes[0].split()[0]}?"
+    assert task.answers == (notes[-1].split()[2].rstrip("."),)
+    assert worlds.make_task("s", 1, kind, "dev", filler).n_documents == 1  # with both its facts
 
 
 def test_equal_seeds_make_equal_tasks_and_others_other_ones():
