@@ -424,7 +424,7 @@ def beginning(
         files.check_folder(files.run_path(run.runs, run.name), resume)
     sources = [*(source for source, _ in parts_of(run.data)), run.validation]
     if not dry:
-        check_sources(sources)
+        check_sources([*sources, *run.filler])
     for path in map(Path, sources):
         if files.is_file(path) and path.stat().st_size < QUICK:
             next(readers.records_of(path), None)

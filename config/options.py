@@ -316,6 +316,8 @@ class RunConfig(OneModel, InFolder):
     """world: sections per document, one length after the other (grow_at)"""
     kinds: Annotated[Names, UNFLAGGED] = ("one_fact", "two_hop")
     """world: kinds of question, in equal shares"""
+    filler: Annotated[tuple[str, ...], UNFLAGGED] = ()
+    """world: files of running text, whose sentences stand between the facts"""
     agent: str = "memagent"
     """agent to train, by name or as a file; default: the preset's, else the model's"""
     adapter: str = ""

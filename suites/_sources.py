@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,6 +40,24 @@ def read_filler(files: Sequence[str]) -> Pool | None:
         return None
     titles = [title for pool in pools for title in pool.titles]
     return Pool(titles, [text for pool in pools for text in pool.texts])
+
+
+def sentences(texts: Iterable[str]) -> list[str]:
+    """Split running texts (essays, articles) into sentences, for a haystack.
+
+    A sentence ends at white space after ., ! or ? (closing quotes or brackets may follow the mark)
+    and before a capital letter or a digit (opening ones may precede it). White space becomes one
+    blank. The split is wrong after "Dr." and "J." and misses sentences that begin with a small
+    letter, headings, and scripts without these marks.
+    """
+    border = re.compile(r"""(?:(?<=[.!?])|(?<=[.!?]["'”’)\]]))\s+(?=["'“‘(\[]?[A-Z0-9])""")
+    normal = (" ".join(text.split()) for text in texts)
+    return [sentence for text in normal for sentence in border.split(text) if sentence]
+
+
+def read_sentences(files: Sequence[str]) -> list[str]:
+    """Read the sentences of running texts: of passages {text}, or of whole text files."""
+    return sentences(text for file in files for text in readers.read_texts(file))
 
 
 def draws(rng: random.Random, n: int) -> Iterator[int]:

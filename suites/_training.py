@@ -12,6 +12,7 @@ from config.options import GRPOConfig, RunConfig, TrainConfig
 from data import Task, Tasks, seed_of
 from suites import ledger
 from suites._conversations import ConversationTasks, is_conversations, validation_episodes
+from suites._sources import read_sentences
 from tasks import readers, worlds
 from tasks.hub import is_hub
 
@@ -21,17 +22,25 @@ GENERATED = ("", "world", ledger.KIND)  # sources that are no file
 class WorldTasks:
     """Generate English anew for every step; each level has one of the given lengths in sections."""
 
-    def __init__(self, lengths: tuple[int, ...], kinds: tuple[str, ...], seed: int):
+    def __init__(
+        self,
+        lengths: tuple[int, ...],
+        kinds: tuple[str, ...],
+        seed: int,
+        filler: Sequence[str] = (),
+    ):
         if unknown := {*kinds} - {*worlds.KINDS}:
             known = ", ".join(worlds.KINDS)
             raise UserError(f"Unknown kind of question {min(unknown)!r}: choose among {known}.")
-        self.lengths, self.kinds, self.seed = lengths, kinds, seed
+        self.lengths, self.kinds, self.seed, self.filler = lengths, kinds, seed, filler
         self.levels = len(lengths) - 1
 
     def batch(self, step: int, level: int, n: int) -> list[Task]:
         kinds = [self.kinds[(step * n + i) % len(self.kinds)] for i in range(n)]
         return [
-            worlds.make_task(f"{self.seed}.{step}.{i}", self.lengths[level], kind)
+            worlds.make_task(
+                f"{self.seed}.{step}.{i}", self.lengths[level], kind, filler=self.filler
+            )
             for i, kind in enumerate(kinds)
         ]
 
@@ -202,7 +211,7 @@ def never_trained(tasks: Tasks, data: str, config: TrainConfig) -> str:
 def training_tasks(run: RunConfig, config: TrainConfig) -> Tasks:
     """Open the source of training tasks: generated English, files, or a function of the user's."""
     if run.data == "world":
-        return WorldTasks(run.lengths, run.kinds, config.seed)
+        return WorldTasks(run.lengths, run.kinds, config.seed, read_sentences(run.filler))
     if run.data == ledger.KIND:
         return ledger.LedgerTasks(run.lengths, config.seed)
     if is_conversations(run.data):
@@ -226,10 +235,10 @@ def validation_tasks(run: RunConfig) -> list[Task]:
         return [*validation_episodes(run.validation, run.validation_n)]
     if run.validation != "world":
         return readers.read(run.validation, n=run.validation_n) if run.validation else []
-    per_kind = -(-run.validation_n // len(run.kinds))
+    per_kind, filler = -(-run.validation_n // len(run.kinds)), read_sentences(run.filler)
     tasks = [
         task
         for kind in run.kinds
-        for task in worlds.make_tasks(0, per_kind, run.lengths[-1], kind, split="dev")
+        for task in worlds.make_tasks(0, per_kind, run.lengths[-1], kind, "dev", filler)
     ]
     return tasks[: run.validation_n]

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import random
-import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from typing import NamedTuple
 from config.errors import UserError
 from data import FRAMES, Pool, Task
 from suites import Column, Scope
-from suites._sources import Filled, read_filler, select_split
+from suites._sources import Filled, read_filler, select_split, sentences
 from tasks import readers
 from tokens.codec import Codec
 
@@ -205,19 +204,6 @@ class CachedIterator:
     def first(self, n: int) -> list:
         self.items += islice(self.source, max(0, n - len(self.items)))
         return self.items[:n]
-
-
-def sentences(texts: Iterable[str]) -> list[str]:
-    """Split running texts (essays, articles) into sentences, for a haystack.
-
-    A sentence ends at white space after ., ! or ? (closing quotes or brackets may follow the mark)
-    and before a capital letter or a digit (opening ones may precede it). White space becomes one
-    blank. The split is wrong after "Dr." and "J." and misses sentences that begin with a small
-    letter, headings, and scripts without these marks.
-    """
-    border = re.compile(r"""(?:(?<=[.!?])|(?<=[.!?]["'”’)\]]))\s+(?=["'“‘(\[]?[A-Z0-9])""")
-    normal = (" ".join(text.split()) for text in texts)
-    return [sentence for text in normal for sentence in border.split(text) if sentence]
 
 
 # ---------------------------------------------------------------- items

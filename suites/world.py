@@ -10,6 +10,7 @@ from config.errors import UserError
 from config.settings import NOT_EMPTY
 from data import Task
 from suites import Column, Scope, Suite
+from suites._sources import read_sentences
 from tasks import worlds
 
 
@@ -21,6 +22,8 @@ class World(Suite):
     """kinds of question"""
     split: str = "dev"
     """split of the facts: dev to choose settings, test to report"""
+    filler: tuple[str, ...] = ()
+    """files of running text, whose sentences stand between the facts: one of each a section"""
 
     unit, lengths, generated, may_differ = "sections", (4, 16, 64), True, ("kinds",)
 
@@ -34,8 +37,10 @@ class World(Suite):
                     )
 
     def columns(self, scope: Scope) -> list[Column]:
+        filler = read_sentences(self.filler)
+
         def make(kind: str, length: int) -> list[Task]:
-            return [*worlds.make_tasks(scope.seed, scope.n, length, kind, self.split)]
+            return [*worlds.make_tasks(scope.seed, scope.n, length, kind, self.split, filler)]
 
         return [
             Column(kind, length, partial(make, kind, length))
