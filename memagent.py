@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 from config.errors import AgentError, UserError
-from config.options import TemplateConfig
-from config.settings import COUNT, LIMIT, UNFLAGGED
+from config.settings import COUNT, LIMIT, UNFLAGGED, Settings
 from data import NOT_FOUND, Task, formed, grade, places, stands_in, strip_thinking
 from memory import overwrite
 from tokens.templates import Wording, read_template, split_template, wording_of
@@ -192,7 +191,7 @@ def read_by_section(agent: MemAgent, task: Task) -> Generator[Prompt, Turn, None
 
 
 @dataclass(frozen=True, slots=True)
-class ReadConfig(TemplateConfig):
+class ReadConfig(Settings):
     """How an agent reads: every field is a flag; a model folder may bring its own (agent.yaml)."""
 
     chunk_tokens: Annotated[int, COUNT] = 2048

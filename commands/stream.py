@@ -195,10 +195,10 @@ class Stream:
     def settings(self) -> str:
         """Return a fingerprint of what the rows depend on."""
         c, agent = self.config, asdict(self.agent.config) | {"bank": ""}
-        date, codec = agent.pop("template_date"), self.agent.codec
+        told = self.agent.codec.told_date if self.agent.codec else ""
         agent = as_before(self.agent.had, agent)
         parts = (
-            agent | ({"template_date": date} if codec and codec.told_date else {}),
+            agent | ({"template_date": told} if told else {}),
             [task.digest for task in self.tasks],
             c.batch, c.seed, c.temperature, False, c.model, c.engine,  # False: as rows began
             *([c.dtype] if c.dtype != "auto" else ()),

@@ -7,6 +7,7 @@ other value asks for code of the tag `with-upstream`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import date
 
 from config.errors import UserError, clip, hide_keys
 
@@ -50,6 +51,7 @@ GONE: dict[str, tuple] = {
     "sim_std": (1.0,),
     "success_reward": (1.0,),
     "target": ("hidden",),
+    "template_date": ("2024-07-26", date(2024, 7, 26)),
     "transcripts": (2,),
     "turn_reward_scale": (1.0,),
     "ucb": (0.0,),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
-from datetime import date
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -55,16 +54,6 @@ PRESETS: dict[str, dict[str, dict]] = {  # of no agent: section -> fields; agent
 }
 
 
-def _day(text: str) -> str:
-    try:
-        is_day = date.fromisoformat(text).isoformat() == text
-    except ValueError:
-        is_day = False
-    if not is_day:
-        raise ValueError("must be a day such as 2024-07-26")
-    return text
-
-
 def _clip(ratio: float) -> float:
     if ratio != 0 and not ratio > 1:
         raise ValueError("must be above 1, or 0 for none")
@@ -98,21 +87,12 @@ TEMPLATE_DATE = "2024-07-26"
 """What Llama 3's templates tell where there is no clock, so that nothing depends on one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)  # behind the fields of those who inherit it
-class TemplateConfig(Settings):
-    """What a chat template is told beside the messages."""
-
-    template_date: Annotated[str, AfterValidator(_day), UNFLAGGED] = TEMPLATE_DATE
-    """the day that a model is told whose chat template tells one, whatever the clock says"""
-
-
-def settings_of_rows(config: TemplateConfig, told: str) -> dict:
+def settings_of_rows(config: Settings, told: str) -> dict:
     """Return the settings of an agent that its rows depend on.
 
-    told: the date that the model is told, "" if it is told none: then the setting plays no part.
+    told: the date that the model is told, "" if it is told none: then it plays no part.
     """
     settings = {name: without_url(value) for name, value in asdict(config).items()}
-    del settings["template_date"]
     return settings | ({"template_date": told} if told else {})
 
 

