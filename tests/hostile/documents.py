@@ -5,6 +5,7 @@ tests/hostile/test_hostile_documents.py.
 """
 
 import json
+import math
 import resource
 import time
 import zlib
@@ -253,7 +254,8 @@ MOST_S = 2  # of a processor, for what takes a twentieth: n squared steps would 
 def limit_processor() -> None:
     """End this process when what comes takes more of a processor than it may."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + MOST_S, hard))
+    most_s = math.ceil(time.process_time()) + MOST_S  # in whole seconds, none of which is lost
+    resource.setrlimit(resource.RLIMIT_CPU, (most_s, hard))
 
 
 def bounded(content: bytes, name: str) -> Contents:
