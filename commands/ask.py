@@ -441,8 +441,10 @@ class Reader:
         names = (f"{stem}-{number}" if number > 1 else stem for number in count(1))
         folders = (files.run_path(self.config.runs, name) for name in names)
         folder = next(folder for folder in folders if not folder.exists())
+        first = f"{answer.first}, from {readings[0].part}" if answer.first else ""
         facts = {
-            "two readings": why,
+            "first answer": first,
+            "then": why,
             "remarks": " ".join(answer.remarks),
             "read": self.document.title,
             "by": self.by,
@@ -458,7 +460,7 @@ class Reader:
         with files.making_folder(folder) as temporary:
             for name, text in {"transcripts.jsonl": lines, **more}.items():
                 write_text(temporary / name, text)
-            shown = answer.answer + answer.aside
+            shown = answer.line if answer.answer else ""
             write_reading(temporary, whole, facts, shown, words, passages)
             settings = asdict(self.agent.config)
             files.dump(temporary / "config.yaml", run=run, ask=asked, agent=settings)

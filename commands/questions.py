@@ -81,6 +81,12 @@ class Answer:
         right."""
         return self.found is False or not self.shared or (self.agrees is False and not self.nothing)
 
+    @property
+    def line(self) -> str:
+        """The answer as it is shown, and how sure two readings are of it."""
+        name, other = "unsure" if self.first and self.doubtful else "answer", self.other
+        return f"{name}: {self.answer}{self.aside}" + f", or: {other}" * bool(other)
+
     def without(self, words: str) -> Answer:
         """Return that nothing was found, in these words."""
         nowhere = dict(found=None, pages=[], quote="", where="", shared=True)

@@ -114,7 +114,8 @@ def _reading(folder: Path) -> Path:
     if (page := folder / "report.html").exists():
         return page
     records = read_records(folder)
-    if len(records) != 1:
+    if not records:
         raise UserError(f"{folder} holds no reading that can be shown.")
-    final = extract_answer(records[0]["answer"], records[0].get("form", ""))[0]
-    return write_reading(folder, records[0], {"read": records[0]["id"]}, clean(final))
+    last = records[-1]
+    final = clean(extract_answer(last["answer"], last.get("form", ""))[0])
+    return write_reading(folder, last, {"read": last["id"]}, final and f"answer: {final}")

@@ -82,7 +82,7 @@ class Screen:
         if not agent.by_section and last.where:
             rest = "" if "whole" in agent.extras else f"; --agent {find.DEFAULT} reads all of it"
             self.say(f"read: {last.where}{rest}", "dim")
-        self._end(answer, f"answer: {final}{answer.aside}", reading.words)
+        self._end(answer, answer.line, reading.words)
         if final and not formed:
             self.say(unformed(agent.config.form), "dim")
         if unasked and final == NOT_FOUND:
@@ -106,9 +106,7 @@ class Screen:
             crossed = self.to.color_system is not None
             gone = answer.first if crossed else marked([("out", answer.first)])
             self.say(Styled.assemble("first answer: ", (gone, "strike")))
-        name = "unsure" if answer.doubtful else "answer"
-        other = f", or: {answer.other}" * bool(answer.other)
-        self._end(answer, f"{name}: {answer.answer}{answer.aside}{other}", words)
+        self._end(answer, answer.line, words)
         if why:
             self.say(why)
         if answer.remarks:

@@ -367,12 +367,12 @@ def write_reading(
 ) -> Path:
     """Write folder/report.html about one question and its whole trace; return its path.
 
-    record: of `report.records`. answer, and found: where it is, in words. facts: label -> text.
+    record: of `report.records`. answer: a line of it; found: where it is. facts: label -> text.
     passages: marked in the sections.
     """
     page = render(
         record["question"],
-        lead=f"Answer: {answer}" if answer else "",
+        lead=answer[:1].upper() + answer[1:],
         found=found,
         facts={name: fact for name, fact in facts.items() if fact},
         whole=reading_of(record, most=None, passages=passages),

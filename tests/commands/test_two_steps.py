@@ -60,6 +60,7 @@ def test_an_answer_that_both_readings_give_is_confirmed(monkeypatch, codec):
     assert found["prompt_tokens"] > 2 * quick["prompt_tokens"] > 0
     page = Path("runs/r/report.html").read_text()
     assert "Answer: Lima" in page and "Reading all of it agrees" in page
+    assert "Lima, from the 2 sections that match best" in page
     shown = CliRunner().invoke(cli.app, ["show", "runs/r", "--n", "2"]).output
     assert shown.count(QUESTION) == 2
     printed = run("a.txt", QUESTION, *FLAGS).splitlines()
@@ -82,8 +83,9 @@ def test_the_note_is_named_with_its_page(monkeypatch, codec):
 
 def test_two_answers_are_both_shown_and_none_is_sure(monkeypatch, codec):
     scripted(monkeypatch, codec, answers("Karin", "Lima"))
-    (found,) = told("a.txt", QUESTION, *FLAGS)
+    (found,) = told("a.txt", QUESTION, *FLAGS, "--name", "r")
     assert (found["answer"], found["first"], found["other"]) == ("Karin", "Karin", "Lima")
+    assert "Unsure: Karin, or: Lima" in Path("runs/r/report.html").read_text()
     assert found["agrees"] is False
     printed = run("a.txt", QUESTION, *FLAGS)
     assert "unsure: Karin, or: Lima" in printed and "\nanswer: " not in printed

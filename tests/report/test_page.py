@@ -313,7 +313,7 @@ def test_the_page_of_a_question_marks_its_evidence_and_folds_what_changed_nothin
     read["turns"][8] |= {"section": text, "where": "page 7"}
     facts = {"by": "smollm2", "took": "2 seconds", "remarks": ""}
     passages = ["was built by <Anna>", "1904"]
-    page = shown(write_reading(tmp_path, read, facts, "1904", "Found on page 7.", passages))
+    page = shown(write_reading(tmp_path, read, facts, "answer: 1904", "Found on page 7.", passages))
     marked = "The bridge <mark>was\n built by &lt;Anna&gt;</mark> in <mark>1904</mark>."
     assert marked in page.html and "page 7</h3>" in page.html
     assert "Sections 2 to 8: the memory stayed" in page.text and "section 5." in page.text
