@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import cli
 from commands import ask as commands_ask
+from commands.report import report
 from config.errors import UserError
 from data import NOT_FOUND
 from memagent import ask
@@ -61,6 +62,8 @@ def test_an_answer_that_both_readings_give_is_confirmed(monkeypatch, codec):
     page = Path("runs/r/report.html").read_text()
     assert "Answer: Lima" in page and "Reading all of it agrees" in page
     assert "Lima, from the 2 sections that match best" in page
+    Path("runs/r/report.html").unlink()  # it can be made anew
+    assert report(Path("runs/r")).read_text().count("<h3>section ") == len(second) - 1
     shown = CliRunner().invoke(cli.app, ["show", "runs/r", "--n", "2"]).output
     assert shown.count(QUESTION) == 2
     printed = run("a.txt", QUESTION, *FLAGS).splitlines()
