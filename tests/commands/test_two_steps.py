@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from test_ask import ROOM, alone, run, told  # noqa: F401
 from test_ask import scripted as scripted_with
 from typer.testing import CliRunner
@@ -57,6 +58,8 @@ def test_an_answer_that_both_readings_give_is_confirmed(monkeypatch, codec):
         json.loads(line) for line in Path("runs/r/transcripts.jsonl").read_text().split("\n")[:-1]
     ]
     assert [len(each["turns"]) for each in records] == [1, len(second)]
+    assert [each["answer"] for each in records] == ["\\boxed{ Lima}", "\\boxed{ in Lima}"]
+    assert yaml.safe_load(Path("runs/r/config.yaml").read_text())["run"] == {"agent": "memagent"}
     (quick,) = told("a.txt", QUESTION, *FLAGS, "--quick")
     assert found["prompt_tokens"] > 2 * quick["prompt_tokens"] > 0
     page = Path("runs/r/report.html").read_text()
@@ -160,6 +163,13 @@ def test_no_answer_is_sure_whose_sentence_has_no_word_of_the_question(monkeypatc
     scripted(monkeypatch, codec, script := answers("Karin", "Karin"))
     (found,) = told("a.txt", "Warum?", *FLAGS, "--quick")  # no word of it is in the text
     assert len(script.prompts) == 1 and found["answer"].startswith("not found in the 2 sections")
+
+
+def test_an_answer_that_stands_nowhere_by_its_nature_can_be_sure(monkeypatch, codec):
+    scripted(monkeypatch, codec, answers("yes", "Yes"))
+    (found,) = told("a.txt", QUESTION, *FLAGS)
+    assert found["agrees"] is True and found["found"] is None
+    assert "\nanswer: yes\n" in run("a.txt", QUESTION, *FLAGS)
 
 
 def test_a_first_answer_that_is_empty_is_nothing_found(monkeypatch, codec):

@@ -8,9 +8,17 @@ from itertools import groupby
 import pytest
 
 from config.errors import UserError
-from config.options import GRPOConfig, SFTConfig
+from config.options import GRPOConfig, RunConfig, SFTConfig, TrainConfig
 from data import Pool, Task
-from suites._training import FileTasks, MixedTasks, WorldTasks, by_document, never_trained
+from suites._training import (
+    FileTasks,
+    MixedTasks,
+    WorldTasks,
+    by_document,
+    never_trained,
+    training_tasks,
+    validation_tasks,
+)
 
 POOL = Pool([f"T{k}" for k in range(12)], [f"Text {k}." for k in range(12)])
 
@@ -120,3 +128,19 @@ def test_what_no_step_trains_on_is_said(tasks, data, config, said):
         found = [sum(id.startswith(name) for id in met) for name in names]
         most = [reached for reached, _ in tasks.reached(config.steps, n)]
         assert found == most
+
+
+def test_a_text_stands_between_the_facts_in_training_and_validation(tmp_path):
+    (tmp_path / "a.txt").write_text("It rained. It snowed.")
+    run = RunConfig(
+        lengths=(2, 5), kinds=("changed", "two_hop"), filler=(str(tmp_path / "a.txt"),),
+        validation="world", validation_n=3,
+    )  # fmt: skip
+    training, validation = training_tasks(run, TrainConfig()), validation_tasks(run)
+    tasks = [*training.batch(0, 1, 4), *validation]
+    assert [task.kind for task in tasks] == ["changed", "two_hop"] * 2 + ["changed"] * 2 + [
+        "two_hop"
+    ]
+    for task in tasks:
+        assert len(task.order) == 10 and {*task.pool.texts[1::2]} == {"It rained.", "It snowed."}
+    assert all("-dev-5-" in task.id for task in validation)

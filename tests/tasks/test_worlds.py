@@ -51,6 +51,7 @@ def test_between_the_facts_stand_the_sentences_of_a_text(kind):
     first = filler.index(texts[1])
     assert texts[1::2] == [filler[(first + k) % 7] for k in range(9)]
     notes = [texts[k] for k in task.gold]
+    assert all(text.split()[1] in worlds.TO_PLACE + worlds.TO_PERSON for text in texts[::2])
     assert task.question == f"Where is {notes[0].split()[0]}?"
     assert task.answers == (notes[-1].split()[2].rstrip("."),)
     assert worlds.make_task("s", 1, kind, "dev", filler).n_documents == 1  # with both its facts
