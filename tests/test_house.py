@@ -69,7 +69,7 @@ def test_the_smallest_file_says_it_all():
     assert len(minimal.splitlines()) <= 250 and "lightning" not in minimal.replace("Lightning", "")
 
 
-LINES = 34_010
+LINES = 33_995
 """of the product: the figure that was reached, which goes down and not up"""
 
 
