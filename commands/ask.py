@@ -3,8 +3,8 @@
     paths ──> document ──> Reader ──> the sections that match best, read at once ──> first answer
                                   ──> all of it ──> agrees? another? nothing? ──> RUNS/NAME
 
-A search by words answers in two seconds, and always answers. Whoever reads all notes nothing where
-there is nothing. Where the two agree the answer is likelier right than either alone would be.
+A search by words answers at once, and always answers. Whoever reads all notes nothing where there
+is nothing. Where the two agree, each confirms the other.
 
 RUNS/NAME is written when a reading is finished, whole or not at all:
 
@@ -213,19 +213,19 @@ def choose(
 ) -> tuple[Agent | None, Agent, str]:
     """Return the agent that answers first, if there are two steps, the one that reads all, and how
     and why in words."""
-    agent, policy = agents[0], policy_of(config)
+    agent, policy, named = agents[0], policy_of(config), {each.name: each for each in agents}
     tokens, window = len(engine.codec.ids(document.text)), engine.window or SHORT_OF_A_WINDOW
     if how.given:
         why = f"as --{next(iter(how.given))} says"
     elif str(policy) not in PACKAGED and find.trained_agent(policy):  # those are as they came
         why = "the agent that the model was trained with"
     elif tokens <= window // 2:
-        agent, why = agents[1], f"since it fits half the window of {window:,} tokens"
+        agent, why = named["full"], f"since it fits half the window of {window:,} tokens"
     else:
         why = f"since it is longer than half the window of {window:,} tokens"
     agent, fits = fit_sections(agent, engine.window, how.settings)
     way = "all at once " if agent.name == "full" else "section by section " * agent.by_section
-    first = None if how.given else agents[-1]
+    first = None if how.given else named[find.FIRST]
     if first and "chunk_tokens" not in how.settings:
         size = min(first.config.chunk_tokens, FIRST_TOKENS)
         first = first.with_settings(chunk_tokens=size)
@@ -377,11 +377,13 @@ class Reader:
                 why += ": it is likely not in the document." if part == ALL else "."
             elif agree(one.answer, two.answer):
                 answer = replace(answer, agrees=one.shared)
-                why = f"Reading {part} agrees: it noted {second.noted()}."
+                why = f"Reading {part} agrees"
+                why += f": it noted {second.noted()}." if two.memory else "."
                 why += " But the sentence shares no word with the question." * (not one.shared)
             else:
                 answer = replace(answer, agrees=False, other=two.answer)
-                why = f"Reading {part} found another answer: {two.answer or 'none'}. {second.words}"
+                why = f"Reading {part} found another answer: {two.answer or 'none'}."
+                why += f" {second.words}" * bool(second.words)
         answer = replace(answer, remarks=[*answer.remarks, *remarks])
         self.screen.both(answer, words, why)
         return self._keep(readings, answer, words, why)

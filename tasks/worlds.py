@@ -12,7 +12,7 @@ person follows a person or comes to a place. The question is always "Where is X?
 In two_hop_reverse a one-pass reader with a small memory cannot know, at the first fact, that it
 will matter: the case for looking back, reported apart. X, and the person whom X follows, are the
 subject of exactly one sentence of their document, in changed of two; anyone else may be the subject
-of any number. Between the facts may stand the sentences of a text, which say nothing of them.
+of any number. Between the facts may stand the sentences of a text, whatever these say.
 
 Splits are splits of *facts* (pairs of subject and object): a fact of the test split never occurs in
 any training document, neither as evidence nor as filler; nor does one of the dev split, on which

@@ -2,6 +2,7 @@
 it."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import cli
 from commands import ask as commands_ask
 from commands.report import report
 from config.errors import UserError
+from config.options import EMBEDDED
 from data import NOT_FOUND
 from memagent import ask
 from tasks.worlds import PEOPLE
@@ -170,6 +172,20 @@ def test_an_answer_that_stands_nowhere_by_its_nature_can_be_sure(monkeypatch, co
     (found,) = told("a.txt", QUESTION, *FLAGS)
     assert found["agrees"] is True and found["found"] is None
     assert "\nanswer: yes\n" in run("a.txt", QUESTION, *FLAGS)
+
+
+@pytest.mark.parametrize("agent", ["bm25", "full", "none"])
+def test_a_model_that_was_trained_to_read_at_once(monkeypatch, codec, agent):
+    shutil.copytree(EMBEDDED, "m")
+    with Path("m/agent.yaml").open("a") as file:
+        file.write(f"run: {{agent: {agent}}}\n")
+    scripted(monkeypatch, codec, answers("Lima", "Oslo"))
+    flags = ("--model", "m", "--chunk-tokens", 12, *ROOM)
+    (found,) = told("a.txt", QUESTION, *flags)
+    assert (found["answer"], found["agrees"]) == ("Lima", None if agent == "bm25" else True)
+    assert found["agent"] == {"bm25": "bm25"}.get(agent, f"bm25, {agent}")
+    printed = run("a.txt", QUESTION, *flags)
+    assert "noted" not in printed and ("agrees." in printed) == (agent != "bm25")
 
 
 def test_a_first_answer_that_is_empty_is_nothing_found(monkeypatch, codec):
