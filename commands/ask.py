@@ -376,7 +376,7 @@ class Reader:
                 why = f"Reading {part} noted nothing"
                 why += ": it is likely not in the document." if part == ALL else "."
             elif agree(one.answer, two.answer):
-                answer = replace(answer, agrees=one.shared)
+                answer = replace(answer, agrees=one.grounded)
                 why = f"Reading {part} agrees"
                 why += f": it noted {second.noted()}." if two.memory else "."
                 why += " But the sentence shares no word with the question." * (not one.shared)

@@ -62,7 +62,7 @@ class Answer:
     written_tokens: int = 0
     shared: bool = True  # whether the sentence has a word of the question
     first: str = ""  # the answer of the sections that match best; "" where one reading answers
-    agrees: bool | None = None  # whether reading all of it confirms the answer; None: it was not
+    agrees: bool | None = None  # whether a second reading confirms it; None: there was none
     other: str = ""  # the answer of the second reading, where it is another
 
     @property
@@ -76,10 +76,14 @@ class Answer:
         return self.answer.startswith(NOT_FOUND.rpartition("the ")[0])
 
     @property
+    def grounded(self) -> bool:
+        """Whether its sentence has a word of the question, or there is nothing to look for."""
+        return self.found is not False and self.shared
+
+    @property
     def doubtful(self) -> bool:
-        """Whether it stands nowhere, in no sentence about the question, or another one may be
-        right."""
-        return self.found is False or not self.shared or (self.agrees is False and not self.nothing)
+        """Whether it is not grounded, or another one may be right."""
+        return not self.grounded or (self.agrees is False and not self.nothing)
 
     @property
     def line(self) -> str:

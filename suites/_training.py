@@ -23,11 +23,7 @@ class WorldTasks:
     """Generate English anew for every step; each level has one of the given lengths in sections."""
 
     def __init__(
-        self,
-        lengths: tuple[int, ...],
-        kinds: tuple[str, ...],
-        seed: int,
-        filler: Sequence[str] = (),
+        self, lengths: Sequence[int], kinds: Sequence[str], seed: int, filler: Sequence[str] = ()
     ):
         if unknown := {*kinds} - {*worlds.KINDS}:
             known = ", ".join(worlds.KINDS)

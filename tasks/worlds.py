@@ -143,12 +143,7 @@ def make_task(
 
 
 def make_tasks(
-    seed: int,
-    n: int,
-    n_sections: int,
-    kind: str,
-    split: str = "train",
-    filler: Sequence[str] = (),
+    seed: int, n: int, n_sections: int, kind: str, split: str = "train", filler: Sequence[str] = ()
 ) -> Iterator[Task]:
     """Make n tasks, one after the other."""
     return (make_task(f"{seed}.{i}", n_sections, kind, split, filler) for i in range(n))

@@ -5,6 +5,7 @@ import json
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import calls_of, forked
@@ -118,6 +119,16 @@ def test_order_is_a_function_of_seed_and_epoch(tmp_path):
     stream = Stream(short(tmp_path), "none", {}, Bandit(20), tmp_path)
     first, other, again = ([task.id for task in stream.order(epoch)] for epoch in (0, 1, 0))
     assert first == again != other and sorted(first) == sorted(other)
+
+
+def test_rows_hang_on_the_date_where_a_model_is_told_one(tmp_path):
+    def settings(codec):
+        stream = Stream(short(tmp_path), "none", {}, Bandit(3), tmp_path)
+        stream.agent.codec = codec
+        return stream.settings
+
+    none, silent, told = map(settings, (None, *(SimpleNamespace(told_date=d) for d in ("", "d"))))
+    assert none == silent != told
 
 
 STORED = "Action: go to desk 1 Result: .. Action: take mug 1 from desk 1 Action: look"

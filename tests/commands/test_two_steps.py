@@ -1,19 +1,24 @@
 """`ask` in two steps: an answer from the sections that match best, and what reading all says of
 it."""
 
+import io
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 from test_ask import ROOM, alone, run, told  # noqa: F401
 from test_ask import scripted as scripted_with
 from typer.testing import CliRunner
 
 import cli
 from commands import ask as commands_ask
+from commands.ask import ALL, Reading
+from commands.questions import Answer
 from commands.report import report
+from commands.screen import Screen
 from config.errors import UserError
 from config.options import EMBEDDED
 from data import NOT_FOUND
@@ -72,6 +77,7 @@ def test_an_answer_that_both_readings_give_is_confirmed(monkeypatch, codec):
     shown = CliRunner().invoke(cli.app, ["show", "runs/r", "--n", "2"]).output
     assert shown.count(QUESTION) == 2
     printed = run("a.txt", QUESTION, *FLAGS).splitlines()
+    assert sum(" tokens, " in line for line in printed) == 1
     n = next(i for i, line in enumerate(printed) if line.startswith("first answer, from the 2 sec"))
     assert (
         printed[n].endswith(f"of {len(second) - 1}: Lima") and "Found in the text" in printed[n + 1]
@@ -178,7 +184,7 @@ def test_an_answer_that_stands_nowhere_by_its_nature_can_be_sure(monkeypatch, co
 def test_a_model_that_was_trained_to_read_at_once(monkeypatch, codec, agent):
     shutil.copytree(EMBEDDED, "m")
     with Path("m/agent.yaml").open("a") as file:
-        file.write(f"run: {{agent: {agent}}}\n")
+        file.write(f"run: {{agent: {agent}}}\nask: {{best: [[10, full]]}}\n")  # best: older ones
     scripted(monkeypatch, codec, answers("Lima", "Oslo"))
     flags = ("--model", "m", "--chunk-tokens", 12, *ROOM)
     (found,) = told("a.txt", QUESTION, *flags)
@@ -189,9 +195,31 @@ def test_a_model_that_was_trained_to_read_at_once(monkeypatch, codec, agent):
 
 
 def test_a_first_answer_that_is_empty_is_nothing_found(monkeypatch, codec):
-    scripted(monkeypatch, codec, answers("", "Lima"))
-    (found,) = told("a.txt", QUESTION, *FLAGS, "--form", "plain")
-    assert found["first"] and found["answer"]
+    script = answers("", "Lima")
+    scripted(monkeypatch, codec, lambda p: script(p) if p.memory or not p.final else "")
+    (found,) = told("a.txt", QUESTION, *FLAGS)
+    assert found["first"].startswith("not found in the 2 sections") and found["other"] == "Lima"
+    assert "No answer" not in run("a.txt", QUESTION, *FLAGS)
+
+
+def test_an_answer_that_stands_nowhere_is_not_sure(monkeypatch, codec):
+    scripted(monkeypatch, codec, answers("Kyoto", "Kyoto"))
+    assert told("a.txt", QUESTION, *FLAGS)[0]["agrees"] is False
+    assert "unsure: Kyoto (not found in the document)\n" in run("a.txt", QUESTION, *FLAGS)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_only_what_is_grounded_is_bold(shared):
+    to = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=200)
+    answer = Answer(QUESTION, "Lima", True, [], "He did.", "", "", [], "bm25", 0.0, shared=shared)
+    Screen(to).first(Reading(None, None, [], answer, "", ALL), alone=True)
+    assert ("\x1b[1m" in to.file.getvalue()) == shared
+
+
+def test_remarks_of_both_readings_are_told_once(monkeypatch, codec):
+    scripted(monkeypatch, codec, answers("Lima", "Lima"))
+    monkeypatch.setattr(commands_ask, "remarks_on", lambda agent, turn: ["both", agent.label])
+    assert told("a.txt", QUESTION, *FLAGS)[0]["remarks"] == ["both", "bm25", "memagent"]
 
 
 def test_what_fits_at_once_and_is_short_is_read_once(monkeypatch, codec):

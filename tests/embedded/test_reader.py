@@ -14,6 +14,7 @@ from huggingface_hub import metadata_load
 from safetensors.torch import load_file, save_file
 
 import cli
+from agents.find import of_model
 from config.errors import UserError
 from config.options import EMBEDDED, READER
 from config.realmodels import PACKAGED, adapter_config, is_adapter, named_folder
@@ -124,6 +125,7 @@ def test_beside_all_weights_that_ship_stand_base_licence_and_data():
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     paths = [ROOT / name for name in names.splitlines()]
     adapters = {path.parent for path in paths if is_adapter(path.parent)}
+    assert of_model(READER)["top_k"] == 2  # sections of the first answer, as it was measured
     assert named_folder(READER) in adapters and EMBEDDED in {p.parent for p in paths} - adapters
     for folder in {path.parent for path in paths}:
         text, card = (folder / "README.md").read_text(), metadata_load(folder / "README.md")

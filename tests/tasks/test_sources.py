@@ -7,9 +7,11 @@ from itertools import groupby
 
 import pytest
 
+from agents.find import beginning
 from config.errors import UserError
 from config.options import GRPOConfig, RunConfig, SFTConfig, TrainConfig
 from data import Pool, Task
+from embedded import tiny
 from suites._training import (
     FileTasks,
     MixedTasks,
@@ -144,3 +146,10 @@ def test_a_text_stands_between_the_facts_in_training_and_validation(tmp_path):
     for task in tasks:
         assert len(task.order) == 10 and {*task.pool.texts[1::2]} == {"It rained.", "It snowed."}
     assert all("-dev-5-" in task.id for task in validation)
+
+
+def test_a_text_that_is_not_there_is_told_before_a_training_begins():
+    said = []
+    with pytest.raises(UserError, match=r"nowhere\.txt"):
+        beginning(RunConfig(filler=("nowhere.txt",)), tiny.agent(), False, said.append)
+    assert not said

@@ -49,6 +49,15 @@ def asked(codec, **other):
     return unit, [*made], made
 
 
+def test_the_world_may_stand_in_a_text(codec, filler):
+    _, _, made = asked(codec, suite="world", filler=(filler,), lengths=(3,), kinds=("changed",))
+    (tasks,) = made.values()
+    assert len(tasks) == 2
+    assert all(
+        {"Filler", "Another"} >= {t.split()[0] for t in task.pool.texts[1::2]} for task in tasks
+    )
+
+
 def test_ruler_hqa_asks_each_dataset_at_every_length(codec, tmp_path, questions, filler):
     other = str(lines(tmp_path / "hotpot.jsonl", [hotpot(k) for k in range(9)]))
     hqa = dict(suite="ruler-hqa", filler=(filler,))
